@@ -66,9 +66,7 @@ class Artifact:
 
 def canonical(value: Json) -> bytes:
     """JSON with one spelling per value: sorted keys, no spaces, UTF-8, no NaN; the input of every digest."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest_bytes(data: bytes) -> str:

@@ -71,7 +71,7 @@ class Step:
     """Threads of one process; counts in the key, since sums depend on their order."""
     hardware: Hardware = "none"
     roots: tuple[str, ...] = ()
-    """Modules of the user's project that the step calls by name (`helper`)."""
+    """Modules beside the entry that the step loads by name: the user's (`helper`), the family's package."""
     imports: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     timeout: float | None = None
@@ -123,7 +123,10 @@ class Upstream:
     seed: int
     outputs: Mapping[str, Input]
     """By kind: "dataset", "checkpoint", "engine"."""
+    plugins: Mapping[str, str] = field(default_factory=dict)
+    """Names resolved by the one door, plugins.py: "train/torch" -> "onejob.train.engines.torch:train"."""
     family: str = ""
+    """The family's package, resolved: "onejob.families.tabular", or the user's own dotted path."""
 
 
 def _input_to_json(value: Input) -> Json:

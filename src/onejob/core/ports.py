@@ -260,7 +260,7 @@ class Support:
 
     name: str
     kind: str
-    """"engine", "executor", "family", "store"."""
+    """`engine`, `executor`, `family` or `store`."""
     available: bool
     detail: str = ""
     """A version, or why not."""

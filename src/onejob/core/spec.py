@@ -64,11 +64,7 @@ def parse_size(value: Any) -> Any:
     """Bytes from an integer, or from text such as '512MiB', '2GiB'."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    match = (
-        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)\s*", value)
-        if isinstance(value, str)
-        else None
-    )
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)\s*", value) if isinstance(value, str) else None
     if not match:
         raise ValueError("a size is a number of bytes, or text such as '512MiB', '2GiB'")
     return int(float(match[1]) * _SIZE[match[2]])
