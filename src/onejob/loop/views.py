@@ -1,12 +1,13 @@
 """What the commands give back: frozen snapshots for people and programs to read, made by loop/commands.
 
-Plain data only (text, numbers, tuples, mappings): the CLI draws them, `to_json` makes the one JSON document of `--json`,
-and nothing in here knows a ledger, a file or a clock. Times are seconds since the epoch, durations seconds, sizes bytes,
-digests full hex; shortening them is the drawing's business.
+Plain data only (text, numbers, tuples, mappings): the CLI draws them, `to_json` makes the one document of `--json`, and
+nothing in here knows a ledger, a file or a clock. Times are seconds since the epoch, durations seconds, sizes bytes,
+digests full hex; shortening them is the business of who draws them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
@@ -353,4 +354,6 @@ def to_json(value: Any) -> Json:
         return [to_json(item) for item in value]
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no word for it
     return value

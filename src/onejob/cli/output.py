@@ -1,0 +1,218 @@
+"""Words and tables for a terminal: times, sizes, digests, tables, panels; and the one JSON document of `--json`.
+
+The small functions are pure (value -> text); `write` is the only edge. Colours and the width of the window are for
+terminals: into a pipe goes plain text, wide enough that lines aren't folded. rich is loaded with this module, so only
+verbs import it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from onejob.core.artifact import Json, short
+
+PIPE_WIDTH = 200
+MOST_CELL = 72
+STYLES: Mapping[str, str] = {
+    "done": "green",
+    "ready": "green",
+    "cached": "green",
+    "available": "green",
+    "running": "cyan",
+    "starting": "cyan",
+    "claimed": "cyan",
+    "run": "cyan",
+    "ran": "cyan",
+    "would run": "cyan",
+    "failed": "red",
+    "lost": "red",
+    "changed": "red",
+    "missing": "red",
+    "unreadable": "red",
+    "not here": "yellow",
+    "cancelled": "yellow",
+    "stopping": "yellow",
+    "skipped": "yellow",
+}
+"""State, verdict or finding -> style; what isn't here is plain."""
+
+# ---- words -------------------------------------------------------------------------------------------------------
+
+
+def duration(seconds: float | None) -> str:
+    """`0.42 s`, `12 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`; nothing for None."""
+    if seconds is None:
+        return ""
+    if seconds < 9.95:
+        return f"{seconds:.2f} s" if seconds < 0.995 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, below, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // below
+            return f"{whole // size} {unit} {rest} {small}" if rest else f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
+def size(count: float) -> str:
+    """`0 B`, `980 B`, `12.3 KiB`, `1.4 GiB`."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        count /= 1024
+        if count < 1023.95 or unit == "TiB":
+            break
+    return f"{count:.1f} {unit}"
+
+
+def ago(time: float | None, now: float) -> str:
+    """`just now`, `5 min ago`, `3 d ago`; one unit is enough here."""
+    if time is None:
+        return ""
+    seconds = max(0.0, now - time)
+    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit} ago"
+    return "just now"
+
+
+def number(value: Json) -> str:
+    """A number with as many digits as a person reads; anything else as it is, in JSON's spelling."""
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 10000 else f"{value:,.0f}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def digest(text: str) -> str:
+    """The first digits: enough to name a thing by."""
+    return short(text)
+
+
+def pairs(values: Mapping[str, Json]) -> str:
+    """`loss 0.41  auc 0.703`."""
+    return "  ".join(f"{name} {number(value)}" for name, value in values.items())
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 file`, `3 files`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def state(word: str) -> Text:
+    """A state or verdict in its colour."""
+    return Text(word, style=STYLES.get(word, ""))
+
+
+def muted(text: str) -> Text:
+    return Text(text, style="dim")
+
+
+# ---- shapes ------------------------------------------------------------------------------------------------------
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, right: Sequence[str] = ()) -> Table:
+    """A plain table; columns in `right` are aligned right, and columns that are empty in every row are left out."""
+    kept = [tuple(row) for row in rows]
+    used = [i for i, _ in enumerate(columns) if not kept or any(str(row[i]) for row in kept)]
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for i in used:
+        made.add_column(columns[i], justify="right" if columns[i] in right else "left", overflow="fold")
+    for row in kept:
+        made.add_row(*(row[i] for i in used))
+    return made
+
+
+def panel(values: Mapping[str, str | Text]) -> Table:
+    """Names and values, one a line; what is empty is left out."""
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in values.items():
+        if str(value):
+            made.add_row(name, value)
+    return made
+
+
+def sheet(values: Mapping[str, Json]) -> RenderableType:
+    """Any JSON object as a person reads it: nested names joined by dots, and a table for each list of objects."""
+    flat = dict(_flat(values))
+    lists = {name: value for name, value in flat.items() if _is_list_of_objects(value)}
+    parts: list[RenderableType] = []
+    if single := {name: cell(value) for name, value in flat.items() if name not in lists}:
+        parts.append(panel(single))
+    for name, rows in lists.items():
+        columns = list(dict.fromkeys(key for row in rows for key, _ in _flat(row)))
+        cells = [[cell(dict(_flat(row)).get(key, "")) for key in columns] for row in rows]
+        parts += [muted(name), table(columns, cells)]
+    return Group(*parts)
+
+
+def cell(value: Json) -> str:
+    """A value in a table: digests short, `-` for None, long values cut with a mark."""
+    if value is None:
+        return "-"
+    text = number(value)
+    if len(text) == 64 and set(text) <= set("0123456789abcdef"):
+        return digest(text)
+    return text if len(text) <= MOST_CELL else f"{text[: MOST_CELL - 3]}..."
+
+
+def _flat(values: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _is_list_of_objects(value: Json) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
+def title(text: str) -> Text:
+    """The heading of a part, with a line of air above."""
+    return Text(f"\n{text}", style="bold")
+
+
+# ---- the edge ----------------------------------------------------------------------------------------------------
+
+
+def console(stream: IO[str]) -> Console:
+    """A console that takes text as it is: no markup, no emoji, no guessing at what to colour."""
+    return Console(file=stream, markup=False, emoji=False, highlight=False)
+
+
+def plain(renderable: RenderableType, width: int = PIPE_WIDTH) -> str:
+    """As text without colours, and without blanks at the ends of lines."""
+    stream = io.StringIO()
+    drawn = Console(
+        file=stream, markup=False, emoji=False, highlight=False, width=width, color_system=None, legacy_windows=False
+    )
+    drawn.print(renderable)
+    return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
+
+
+def write(renderable: RenderableType, stream: IO[str]) -> None:
+    """Draw on a terminal; write plain text into anything else."""
+    if stream.isatty():
+        console(stream).print(renderable)
+    else:
+        stream.write(plain(renderable))
+    stream.flush()
+
+
+def write_json(value: Any, stream: IO[str]) -> None:
+    """One JSON document."""
+    stream.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+    stream.flush()
