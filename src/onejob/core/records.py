@@ -105,6 +105,8 @@ class Execution:
     """Output name -> artifact digest; empty until done."""
     measured: Mapping[str, Json] = field(default_factory=dict)
     error: Mapping[str, Json] | None = None
+    forgotten: str = ""
+    """Why a done execution no longer counts as done for its key: its outputs are damaged or gone."""
     lease: Lease | None = None
 
 
