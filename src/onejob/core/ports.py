@@ -36,7 +36,8 @@ class Task:
     id: str
     """The execution's id, or `endpoint-<name>-<generation>`; unique on the executor."""
     argv: tuple[str, ...]
-    """The command of every rank; each gets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT in its environment."""
+    """The command of every rank; each gets RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR in its environment, and in a gang
+    MASTER_PORT too; rank 0 of a gang inherits the listening socket of that port as file descriptor ONEJOB_STORE_FD."""
     work: Path
     env: Mapping[str, str]
     """Added to the environment of the ranks (never written to disk: secrets travel here)."""
@@ -49,6 +50,8 @@ class Task:
     timeout: float | None = None
     grace: float = 10.0
     """Seconds between SIGTERM and SIGKILL."""
+    arrive: float | None = 120.0
+    """Seconds within which each rank of a gang must make the file `arrived/<rank>` in the work folder; None: don't ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,9 @@ class Status:
     reason: str = ""
     """One line: "rank 1 was killed by SIGKILL", "ran past its limit of 30 s", "rank 1 never arrived"."""
     rank: int | None = None
+    cause: str = ""
+    """Of an exit that didn't go well, one word: `exit` (by itself, with a code), `signal`, `timeout`, `arrive` (a rank never
+    did), `memory`, `start` (the command can't be started), `stopped` (it was asked to)."""
 
 
 class Executor(Protocol):
