@@ -1,0 +1,100 @@
+"""A replica as its host sees it: a child process, and the socket on which it says how it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from onejob.core.artifact import Json, canonical
+from onejob.errors import OnejobError, from_json
+
+
+class Child:
+    """One replica process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self._process = process
+        self._rest = b""
+        self.control = control
+        self.started = time.time()
+        self.started_mono = time.monotonic()
+        self.heard = self.started_mono
+        self.ready_since: float | None = None
+        self.unready = ""
+        """Why it said that it isn't ready any more."""
+        self.error: OnejobError | None = None
+        """Why it could not start."""
+
+    @classmethod
+    def start(cls, folder: Path, desired: Mapping[str, Json], listener: socket.socket) -> Child:
+        """Start a replica that inherits the listening socket, and tell it what to serve."""
+        ours, theirs = socket.socketpair()
+        fds = (listener.fileno(), theirs.fileno())
+        command = [sys.executable, "-m", "onejob.serve.replica", str(fds[0]), str(fds[1])]
+        with theirs:
+            process = subprocess.Popen([*command, str(os.getpid())], pass_fds=fds, stdin=subprocess.DEVNULL)
+        ours.sendall(canonical({"folder": str(folder), "desired": dict(desired)}) + b"\n")
+        ours.setblocking(False)
+        return cls(process, ours)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ready(self) -> bool:
+        return self.ready_since is not None and not self.unready and not self.ended()
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def how_ended(self) -> str:
+        code = self._process.returncode
+        return f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+
+    def hear(self) -> bool:
+        """Read what it has said; False when it has hung up."""
+        while True:
+            try:
+                piece = self.control.recv(1 << 16)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not piece:
+                return False
+            self.heard = time.monotonic()
+            self._rest += piece
+            *lines, self._rest = self._rest.split(b"\n")
+            for line in lines:
+                self._take(json.loads(line))
+
+    def drain(self, grace: float) -> None:
+        """Ask it to take no new connections, finish within `grace`, and end."""
+        try:
+            self.control.sendall(canonical({"drain": grace}) + b"\n")
+        except OSError:
+            self.terminate()
+
+    def terminate(self) -> None:
+        if not self.ended():
+            self._process.terminate()
+
+    def kill(self) -> None:
+        if not self.ended():
+            self._process.kill()
+
+    def _take(self, message: Mapping[str, Json]) -> None:
+        if message.get("ready"):
+            self.ready_since = time.monotonic()
+        elif "unready" in message:
+            self.unready = str(message["unready"]) or "not ready"
+        elif "error" in message:
+            self.error = from_json(message["error"])

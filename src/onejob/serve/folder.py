@@ -1,0 +1,45 @@
+"""An endpoint's folder: where its files lie, and how they are replaced. The host and the replicas share it; see
+docs/serve.md.
+
+desired.json          what should be served (written by the loop)
+state.json            what is (written by the host)
+host.lock             held by the one host of this folder
+port.json             the port, so that it stays when the host is started again
+requests/*.jsonl      a line for each request that was answered
+metrics/*.json        counters: see core/counters.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from onejob.core.artifact import Json, canonical
+
+DESIRED = "desired.json"
+STATE = "state.json"
+LOCK = "host.lock"
+PORT = "port.json"
+REQUESTS = "requests"
+METRICS = "metrics"
+
+
+def read_json(path: Path) -> dict[str, Json] | None:
+    """A JSON object, or None if the file isn't there or holds something else."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def replace_json(path: Path, value: Json) -> None:
+    """Write aside, then rename; without fsync, for what is soon written again (core.context.write_json has it)."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_bytes(canonical(value))
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,431 @@
+"""The host of an endpoint: owns its listening socket and its replicas, and makes `desired.json` true.
+
+    python -m onejob.serve.host FOLDER
+
+One plain loop, no threads, nothing heavy imported. It starts replicas that inherit the socket, restarts one that
+dies (with back-off) or stops being ready, and when the generation in `desired.json` changes it starts new replicas,
+waits until all are ready, and only then lets the old ones drain. If the new ones fail, the old go on. `state.json`
+always says how things stand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from onejob.core.artifact import Json
+from onejob.core.context import write_json
+from onejob.core.faults import reach
+from onejob.errors import ConflictError, NotFoundError, OnejobError, StorageFullError, StoreError
+from onejob.serve import retire
+from onejob.serve.child import Child
+from onejob.serve.folder import DESIRED, LOCK, METRICS, PORT, REQUESTS, STATE, read_json, replace_json
+from onejob.serve.listener import bind
+from onejob.serve.rollout import HEALTHY_SECONDS, Standing, backoff, judge
+
+TICK_SECONDS = 0.2
+BEAT_LIMIT = 30.0
+"""A ready replica whose event loop has not beaten for so long hangs, and is replaced."""
+START_LIMIT = 300.0
+"""Longest time that a replica may take to become ready."""
+KILL_SECONDS = 1.0
+"""What a drained replica is given beyond its grace before it is killed."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Place:
+    """Where one replica of a generation runs, again and again if need be."""
+
+    child: Child | None = None
+    deaths: int = 0
+    start_at: float = 0.0
+
+
+@dataclass(eq=False)
+class Generation:
+    """One version of what is served: its socket and its replicas."""
+
+    desired: Mapping[str, Json]
+    listener: socket.socket
+    places: list[Place] = field(default_factory=list)
+    error: OnejobError | None = None
+
+    @property
+    def number(self) -> int:
+        return int(self.desired["generation"])
+
+    @property
+    def options(self) -> Mapping[str, Json]:
+        options: Mapping[str, Json] = self.desired.get("options", {})
+        return options
+
+    @property
+    def grace(self) -> float:
+        return float(self.options.get("grace", 10.0))
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.desired.get("host") or "127.0.0.1", int(self.desired.get("port") or 0)
+
+    @property
+    def ready(self) -> int:
+        return sum(1 for place in self.places if place.child and place.child.ready)
+
+
+class Host:
+    """The loop and its state; `run` returns the exit code."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._selector = selectors.DefaultSelector()
+        self._current: Generation | None = None
+        self._next: Generation | None = None
+        self._leaving: list[tuple[Child, float]] = []
+        """Replicas that drain, and when they are killed."""
+        self._seen: tuple[int, int, int] | None = None
+        self._tried = -1
+        """The newest generation that was begun, so that a failed one isn't begun again."""
+        self._error: OnejobError | None = None
+        self._written: Json = None
+        self._stopping = False
+        self._look = True
+        self._wake, self._woken = socket.socketpair()
+
+    def run(self) -> int:
+        self._listen_to_signals()
+        for name in (METRICS, REQUESTS):
+            (self._folder / name).mkdir(parents=True, exist_ok=True)
+        retire.retire(self._folder / METRICS, living=())
+        while not self._stopping:
+            self._follow()
+            self._tend()
+            if self._current is None and self._next is None and isinstance(self._error, ConflictError):
+                self._write_state()
+                return self._error.exit_code  # the port is taken and nothing is served: for the loop to judge
+            self._write_state()
+            self._wait()
+        return self._stop()
+
+    # ---- what should be
+
+    def _follow(self) -> None:
+        """Begin the generation that `desired.json` names, if it is another one."""
+        path = self._folder / DESIRED
+        try:
+            stat = path.stat()
+        except OSError:
+            return
+        seen = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+        if seen == self._seen and not self._look:
+            return
+        self._look = False
+        desired = read_json(path)
+        if desired is None:
+            return  # half written by somebody who doesn't rename: seen again when it is whole
+        self._seen = seen
+        if int(desired.get("generation", -1)) != self._tried:
+            self._begin(desired)
+
+    def _begin(self, desired: Mapping[str, Json]) -> None:
+        self._tried = int(desired["generation"])
+        self._error = None
+        if self._next is not None:
+            self._abandon(self._next)
+            self._next = None
+        try:
+            listener = self._listener_for(desired)
+        except OnejobError as error:
+            self._error = error
+            logger.error("generation %s: %s", self._tried, error)
+            return
+        logger.info("generation %s begins", self._tried)
+        places = [Place() for _ in range(max(1, int(desired.get("options", {}).get("replicas", 1))))]
+        self._next = Generation(desired, listener, places)
+
+    def _listener_for(self, desired: Mapping[str, Json]) -> socket.socket:
+        """The present socket if the address stays, else a new one; port 0 keeps the endpoint's port over restarts."""
+        host, port = desired.get("host") or "127.0.0.1", int(desired.get("port") or 0)
+        current = self._current
+        if current is not None and current.address[0] == host and port in (0, current.listener.getsockname()[1]):
+            return current.listener
+        known = read_json(self._folder / PORT) or {}
+        listener = bind(host, port, preferred=int(known.get("port") or 0))
+        replace_json(self._folder / PORT, {"port": listener.getsockname()[1]})
+        return listener
+
+    # ---- what is
+
+    def _tend(self) -> None:
+        """Reap, start, judge, switch: one pass."""
+        now = time.monotonic()
+        self._reap(now)
+        for generation in (self._current, self._next):
+            if generation is not None:
+                self._start_due(generation, now)
+        if self._current is not None:
+            self._replace_unwell(self._current, now)
+        if self._next is not None:
+            self._judge_next(self._next, now)
+        for child, kill_at in self._leaving:
+            if now >= kill_at:
+                child.kill()
+
+    def _reap(self, now: float) -> None:
+        ended = False
+        for generation in (self._current, self._next):
+            for place in generation.places if generation else ():
+                if place.child is not None and place.child.ended():
+                    ended = True
+                    self._bury(place, now)
+        for child, _ in self._leaving:
+            if child.ended():
+                ended = True
+                self._forget(child)
+        self._leaving = [(child, at) for child, at in self._leaving if not child.ended()]
+        if ended:
+            self._retire_dead()
+
+    def _bury(self, place: Place, now: float) -> None:
+        child = place.child
+        assert child is not None
+        self._hear(child)  # its last words
+        healthy = child.ready_since is not None and now - child.ready_since >= HEALTHY_SECONDS
+        place.deaths = 1 if healthy else place.deaths + 1
+        place.start_at = now + backoff(place.deaths)
+        logger.error("replica %d ended with %s", child.pid, child.how_ended())
+        self._forget(child)
+        if child.error is None:
+            place.child = None
+
+    def _retire_dead(self) -> None:
+        living = {child.pid for child in self._children() if not child.ended()}
+        try:
+            retire.retire(self._folder / METRICS, living)
+        except OSError as error:
+            logger.warning("counters of ended replicas stay where they are: %s", error)  # folded at the next death
+
+    def _start_due(self, generation: Generation, now: float) -> None:
+        for place in generation.places:
+            if place.child is not None and place.child.ended() and generation is self._current:
+                place.child = None  # one that served before is tried again, whatever it said
+            if place.child is None and now >= place.start_at:
+                reach("host.before_start")
+                place.child = Child.start(self._folder, generation.desired, generation.listener)
+                self._selector.register(place.child.control, selectors.EVENT_READ, place.child)
+
+    def _replace_unwell(self, generation: Generation, now: float) -> None:
+        for place in generation.places:
+            child = place.child
+            if child is None or child.ended():
+                continue
+            silent = child.ready and now - child.heard > BEAT_LIMIT
+            late = not child.ready and now - child.started_mono > START_LIMIT
+            if child.unready or silent or late:
+                logger.error("replica %d is replaced: %s", child.pid, child.unready or "it doesn't answer")
+                child.terminate()
+                self._leaving.append((child, now + (0.0 if silent or late else generation.grace)))
+                place.child, place.deaths = None, place.deaths + 1
+                place.start_at = now + backoff(place.deaths - 1)
+
+    def _judge_next(self, generation: Generation, now: float) -> None:
+        standings = [
+            Standing(
+                ready=bool(place.child and place.child.ready),
+                reported=bool(place.child and place.child.error),
+                deaths=place.deaths,
+                overdue=bool(place.child and not place.child.ready and now - place.child.started_mono > START_LIMIT),
+            )
+            for place in generation.places
+        ]
+        verdict = judge(standings)
+        if verdict == "switch":
+            self._switch(generation)
+        elif verdict == "give up":
+            self._error = _first_error(generation)
+            logger.error("generation %s is given up: %s", generation.number, self._error)
+            self._abandon(generation)
+            self._next = None
+
+    def _switch(self, generation: Generation) -> None:
+        """The new replicas answer already: let the old ones go."""
+        reach("host.before_switch")
+        old, self._current, self._next = self._current, generation, None
+        logger.info("generation %s serves", generation.number)
+        self._error = None
+        if old is None:
+            return
+        now = time.monotonic()
+        for place in old.places:
+            if place.child is not None and not place.child.ended():
+                place.child.drain(old.grace)
+                self._leaving.append((place.child, now + old.grace + KILL_SECONDS))
+        if old.listener is not generation.listener:
+            old.listener.close()
+
+    def _abandon(self, generation: Generation) -> None:
+        for place in generation.places:
+            if place.child is not None and not place.child.ended():
+                place.child.kill()
+                self._leaving.append((place.child, time.monotonic()))
+        if self._current is None or generation.listener is not self._current.listener:
+            generation.listener.close()
+
+    # ---- edges
+
+    def _children(self) -> list[Child]:
+        generations = [g for g in (self._current, self._next) if g is not None]
+        running = [place.child for g in generations for place in g.places if place.child is not None]
+        return running + [child for child, _ in self._leaving]
+
+    def _hear(self, child: Child) -> None:
+        if not child.hear():
+            self._forget(child)
+
+    def _forget(self, child: Child) -> None:
+        if child.control.fileno() >= 0:
+            self._selector.unregister(child.control)
+            child.control.close()
+
+    def _wait(self) -> None:
+        for key, _ in self._selector.select(TICK_SECONDS):
+            if isinstance(key.data, Child):
+                self._hear(key.data)
+            else:
+                self._woken.recv(4096)
+
+    def _listen_to_signals(self) -> None:
+        self._wake.setblocking(False)
+        self._woken.setblocking(False)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_stopping", True))
+        signal.signal(signal.SIGINT, lambda *_: setattr(self, "_stopping", True))
+        signal.signal(signal.SIGHUP, lambda *_: setattr(self, "_look", True))
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake up
+
+    def _stop(self) -> int:
+        """Let every replica finish what it has begun, then end."""
+        logger.info("stopping")
+        grace = max((g.grace for g in (self._current, self._next) if g), default=0.0)
+        children = [child for child in self._children() if not child.ended()]
+        for child in children:
+            child.terminate()
+        self._close_listeners()
+        kill_at = time.monotonic() + grace + KILL_SECONDS
+        while children and time.monotonic() < kill_at:
+            self._selector.select(0.05)
+            self._drain_wakeups()
+            children = [child for child in children if not child.ended()]
+        for child in children:
+            child.kill()
+        self._current = self._next = None
+        self._leaving = []
+        self._retire_dead()
+        self._error = None
+        self._write_state(stopped=True)
+        return 0
+
+    def _drain_wakeups(self) -> None:
+        for child in self._children():
+            if child.control.fileno() >= 0:
+                self._hear(child)
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(4096)
+
+    def _close_listeners(self) -> None:
+        for generation in (self._current, self._next):
+            if generation is not None:
+                generation.listener.close()
+
+    def _write_state(self, *, stopped: bool = False) -> None:
+        state = self._state(stopped)
+        if state == self._written:
+            return
+        try:
+            write_json(self._folder / STATE, state)
+            self._written = state
+        except OSError as error:
+            logger.error("state.json can't be written: %s", error)  # tried again at the next pass
+
+    def _state(self, stopped: bool) -> dict[str, Json]:
+        shown = self._current or self._next
+        children = [place.child for place in (shown.places if shown else []) if place.child and not place.child.ended()]
+        if self._current is not None and self._current.ready:
+            word = "ready"
+        elif shown is None:
+            word = "failed" if self._error else "stopped" if stopped else "starting"
+        else:
+            word = "starting"
+        port = shown.listener.getsockname()[1] if shown else (read_json(self._folder / PORT) or {}).get("port", 0)
+        return {
+            "pid": os.getpid(),
+            "port": port,
+            "state": word,
+            "generation": shown.number if shown else self._tried,
+            "digest": shown.desired["engine"]["digest"] if shown else None,
+            "replicas": [{"pid": c.pid, "ready": c.ready, "started": c.started} for c in children],
+            "error": self._error.to_json() if self._error else None,
+            "failed_generation": self._tried if self._error else None,
+        }
+
+
+def main(argv: list[str]) -> int:
+    """Serve one endpoint folder until stopped; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s host %(process)d %(message)s")
+    folder = Path(argv[0]).resolve()
+    try:
+        lock = take_lock(folder)
+    except OnejobError as error:
+        logger.error("%s", error)
+        return error.exit_code
+    try:
+        return Host(folder).run()
+    finally:
+        os.close(lock)
+
+
+def take_lock(folder: Path) -> int:
+    """The lock of the folder's one host, held until the process ends; ConflictError if another has it."""
+    try:
+        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise StorageFullError("no space left", place=str(folder)) from None
+        raise NotFoundError(f"is no endpoint's folder: {error.strerror}", place=str(folder)) from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        pid = (read_json(folder / STATE) or {}).get("pid")
+        raise ConflictError(
+            f"is served already, by process {pid}", place=str(folder), cure="Stop that one first."
+        ) from None
+    return file
+
+
+def _first_error(generation: Generation) -> OnejobError:
+    for place in generation.places:
+        if place.child is not None and place.child.error is not None:
+            return place.child.error
+    return StoreError(
+        f"the replicas of generation {generation.number} die or hang at their start",
+        place="replica",
+        cure="The endpoint's log shows their last words.",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""The model as clients see it: raw columns in, served outputs out, whatever engine computes in between.
+
+With a family (the artifact names it and holds `encoding.json`) the inputs are the family's raw columns, and the
+same encoding that fed the trainer runs here. Without one they are the graph's own tensors. Encoding is done request
+by request, before batching, so that a bad value is refused alone; decoding is done for a whole batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from onejob.core.artifact import Json
+from onejob.core.plugin import load
+from onejob.core.tensor import DATATYPES, TensorSpec
+from onejob.engines import LoadedModel, open_model
+from onejob.errors import BadRequestError, InferenceError
+from onejob.serve.batch import Arrays
+
+Column = np.ndarray[Any, Any] | list[Any]
+Signature = tuple[tuple[int, ...], ...]
+
+
+class Encoding(Protocol):
+    """What serving needs of a family's encoding; see "A family" in docs/architecture.md."""
+
+    inputs: tuple[TensorSpec, ...]
+    features: tuple[TensorSpec, ...]
+    served: tuple[TensorSpec, ...]
+
+    def encode(self, columns: Mapping[str, Column]) -> dict[str, np.ndarray[Any, Any]]: ...
+    def decode(self, outputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]: ...
+
+
+class ServedModel:
+    """An engine, and the family's encoding around it if there is one."""
+
+    def __init__(self, loaded: LoadedModel, encoding: Encoding | None = None) -> None:
+        self._loaded = loaded
+        self._encoding = encoding
+        inputs, outputs = (loaded.inputs, loaded.outputs) if encoding is None else (encoding.inputs, encoding.served)
+        self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in inputs}
+        self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in outputs}
+        self.batchable = all(spec.shape[:1] == (-1,) for spec in (*loaded.inputs, *loaded.outputs))
+
+    @property
+    def raw(self) -> bool:
+        """Whether the inputs are a family's raw columns, where a null means: not known."""
+        return self._encoding is not None
+
+    def prepare(self, columns: Mapping[str, Column]) -> tuple[Arrays, int, Signature]:
+        """A decoded request as the engine's features, its rows, and the shapes that decide what runs together."""
+        rows = self._rows(columns)
+        if self._encoding is not None:
+            arrays: Arrays = self._encoding.encode({name: self._flat(name, value) for name, value in columns.items()})
+        else:
+            arrays = {name: np.asarray(value) for name, value in columns.items()}
+        return arrays, rows, tuple(array.shape[1:] for array in arrays.values())
+
+    def infer(self, arrays: Arrays) -> Arrays:
+        """Run one batch of features; for the batcher, on whatever thread."""
+        outputs: Mapping[str, np.ndarray[Any, Any]] = self._loaded.infer(arrays)
+        return self._encoding.decode(outputs) if self._encoding is not None else outputs
+
+    def example(self, rows: int) -> Arrays:
+        """Inputs that any model of this signature should take: zeros, empty text, nulls."""
+        count = rows if self.batchable else 1
+        return {name: _example(spec, count, raw=self.raw) for name, spec in self.inputs.items()}
+
+    def warm_up(self, rows: int) -> None:
+        """Run an example; InferenceError if the model can't answer, or answers with other rows than it was asked."""
+        features, _, _ = self.prepare(self.example(rows))
+        for name, array in self.infer(features).items():
+            if self.batchable and (array.ndim == 0 or len(array) != rows):
+                raise InferenceError(f"output {name!r} has shape {list(array.shape)} for {rows} rows", place="warm-up")
+
+    def close(self) -> None:
+        self._loaded.close()
+
+    def _flat(self, name: str, value: Column) -> Column:
+        """A raw column as one dimension, however the client sent it."""
+        is_column = isinstance(value, np.ndarray) and self.inputs[name].shape in ((-1,), (-1, 1))
+        return value.reshape(-1) if is_column and isinstance(value, np.ndarray) else value
+
+    def _rows(self, columns: Mapping[str, Column]) -> int:
+        if not self.batchable:
+            return 1
+        rows = {name: len(column) for name, column in columns.items()}
+        if len(set(rows.values())) > 1:
+            told = ", ".join(f"{name} has {count}" for name, count in rows.items())
+            raise BadRequestError(f"inputs differ in their number of rows: {told}", place="request")
+        count = next(iter(rows.values()))
+        if count == 0:
+            raise BadRequestError("a request needs one row or more", place="request")
+        return count
+
+
+def open_served(folder: Path, meta: Mapping[str, Json], *, threads: int) -> ServedModel:
+    """Open the model in an artifact's folder, with its family's encoding where the artifact has one."""
+    loaded = open_model(folder, meta, threads=threads)
+    path = folder / "encoding.json"
+    if not meta.get("family") or not path.exists():
+        return ServedModel(loaded)
+    return ServedModel(loaded, load(f"{meta['family']}.encode").load(json.loads(path.read_text())))
+
+
+def _example(spec: TensorSpec, rows: int, *, raw: bool) -> np.ndarray[Any, Any]:
+    shape = [
+        rows if axis == 0 and size < 0 else max(size, 1) if size < 0 else size for axis, size in enumerate(spec.shape)
+    ]
+    if spec.datatype == "BYTES":
+        return np.full(shape, None if raw else "", dtype=object)
+    return np.zeros(shape, dtype=DATATYPES[spec.datatype])

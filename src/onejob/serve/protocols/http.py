@@ -1,0 +1,367 @@
+"""HTTP/1.1 on a socket: one `Connection` frames requests and writes answers in order; what they mean is `http_api`'s.
+
+httptools parses. This file bounds what a client may send (head, body, inflated body, requests in flight), keeps the
+order of pipelined answers though they may be ready in another, stops reading from a client that doesn't read, and
+drains: an answer given while draining says `Connection: close`, so that a kept-alive client comes back on a new
+connection, to a new replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Protocol, cast
+
+import httptools
+
+from onejob.core.artifact import canonical
+
+MAX_HEAD = 64 << 10
+MAX_BODY = 64 << 20
+MAX_IN_FLIGHT = 32
+"""Requests of one connection that may be unanswered before reading from it stops."""
+LINGER = 1.0
+"""Seconds for a refused client to read its answer before the connection is closed on it."""
+
+_KEPT = frozenset(
+    (
+        b"content-length",
+        b"content-type",
+        b"content-encoding",
+        b"expect",
+        b"x-request-id",
+        b"inference-header-content-length",
+    )
+)
+_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
+JSON = b"application/json"
+
+
+class Handler(Protocol):
+    """Who gives the answers: calls `exchange.reply` once, now or later."""
+
+    def handle(self, exchange: Exchange) -> None: ...
+    def head_of(self, exchange: Exchange) -> bytes:
+        """Header lines that every answer carries."""
+        ...
+
+
+class Exchange:
+    """One request and its answer."""
+
+    __slots__ = (
+        "_out",
+        "body",
+        "connection",
+        "expects",
+        "gone",
+        "headers",
+        "keep_alive",
+        "method",
+        "old",
+        "on_gone",
+        "received",
+        "request_id",
+        "url",
+    )
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.received = time.perf_counter_ns()
+        self.method = b""
+        self.url = b""
+        self.headers: dict[bytes, bytes] = {}
+        self.body = b""
+        self.keep_alive = True
+        self.old = False
+        """HTTP/1.0: a kept-alive answer must say so."""
+        self.expects = False
+        """Waits for `100 Continue` before it sends its body."""
+        self.gone = False
+        self.on_gone: Callable[[], None] | None = None
+        """Called if the client goes away before the answer."""
+        self.request_id = ""
+        self._out: bytes | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._out is not None
+
+    def reply(self, status: int, body: bytes, content_type: bytes = JSON, extra: bytes = b"") -> None:
+        """Give the answer; it is written when those before it on the connection are."""
+        if self._out is not None or self.gone:
+            return
+        connection = self.connection
+        keep = self.keep_alive and not (connection.draining and connection.ends_with(self))
+        self.keep_alive = keep
+        close = b"Connection: close\r\n" if not keep else b"Connection: keep-alive\r\n" if self.old else b""
+        self._out = b"%bContent-Type: %b\r\nContent-Length: %d\r\n%b%b%b\r\n%b" % (
+            _LINES[status],
+            content_type,
+            len(body),
+            connection.handler.head_of(self),
+            close,
+            extra,
+            b"" if self.method == b"HEAD" else body,
+        )
+        connection.flush()
+
+    def fail(self, status: int, message: str, extra: bytes = b"") -> None:
+        """Give an error as `{"error": message}`."""
+        self.reply(status, canonical({"error": message}), extra=extra)
+
+    def take_out(self) -> bytes:
+        return self._out or b""
+
+
+class Connection(asyncio.Protocol):
+    """One client. Every callback is the event loop's; the parser's callbacks come from within `data_received`."""
+
+    def __init__(self, handler: Handler, connections: set[Connection], *, max_body: int = MAX_BODY) -> None:
+        self.handler = handler
+        self.draining = False
+        self.last = time.monotonic()
+        """When something last arrived or was answered."""
+        self._connections = connections
+        self._max_body = max_body
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._exchanges: deque[Exchange] = deque()
+        self._current: Exchange | None = None
+        self._in_body = False
+        self._head_bytes = 0
+        self._field_bytes = 0
+        self._chunks: list[bytes] = []
+        self._body_bytes = 0
+        self._deaf = False
+        """No more requests are taken from this client."""
+        self._writable = True
+        self._reading = True
+
+    @property
+    def idle(self) -> bool:
+        """No request has begun to arrive and none is unanswered."""
+        return self._current is None and not self._exchanges
+
+    @property
+    def stalled(self) -> bool:
+        """The next move is the client's: it is in the middle of a request, or doesn't read its answers."""
+        return self._current is not None or not self._writable
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def ends_with(self, exchange: Exchange) -> bool:
+        """Whether nothing that the client has sent comes after this request."""
+        return self._current is None and (not self._exchanges or self._exchanges[-1] is exchange)
+
+    # ---- the transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        for exchange in self._exchanges:
+            exchange.gone = True
+            if not exchange.done and exchange.on_gone:
+                exchange.on_gone()
+        self._exchanges.clear()
+        self._current = None
+
+    def data_received(self, data: bytes) -> None:
+        self.last = time.monotonic()
+        if self._deaf:
+            return
+        if not self._in_body:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._deaf = True  # the request itself is answered as HTTP/1.1; what follows is another protocol
+            if not self._exchanges:
+                self._end()
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"malformed HTTP request: {error}")
+        if not self._in_body and self._current is None:
+            self._head_bytes = 0
+        elif not self._in_body and self._head_bytes > MAX_HEAD:
+            self._refuse_head()
+
+    def eof_received(self) -> bool:
+        self._deaf = True
+        if self._current is not None and self._current not in self._exchanges:
+            self._current = None  # half a request: nobody waits for its answer
+        return bool(self._exchanges)  # True keeps the writing side open for the answers that are due
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        self._set_reading()
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._set_reading()
+
+    # ---- the parser's side
+
+    def on_message_begin(self) -> None:
+        if not self._deaf:
+            self._current = Exchange(self)
+            self._chunks, self._body_bytes, self._field_bytes, self._in_body = [], 0, 0, False
+
+    def on_url(self, url: bytes) -> None:
+        if self._current is not None:
+            self._current.url += url
+            self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._current is None:
+            return
+        self._count_head(len(name) + len(value) + 4)
+        if (name := name.lower()) in _KEPT and self._current is not None:
+            self._current.headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        exchange = self._current
+        if exchange is None:
+            return
+        exchange.method = self._parser.get_method()
+        exchange.old = self._parser.get_http_version() == "1.0"
+        self._in_body = True
+        self._exchanges.append(exchange)
+        length = exchange.headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_body:
+            self._refuse(413, f"the body is larger than {self._max_body} bytes")
+        elif exchange.headers.get(b"expect", b"").lower() == b"100-continue" and not exchange.old:
+            exchange.expects = True
+            self._continue()
+
+    def on_body(self, body: bytes) -> None:
+        if self._current is None:
+            return
+        self._current.expects = False
+        self._body_bytes += len(body)
+        if self._body_bytes > self._max_body:
+            self._refuse(413, f"the body is larger than {self._max_body} bytes")
+        else:
+            self._chunks.append(body)
+
+    def on_message_complete(self) -> None:
+        exchange = self._current
+        if exchange is None:
+            return
+        self._current, self._in_body, self._head_bytes = None, False, 0
+        exchange.expects = False
+        exchange.keep_alive = bool(self._parser.should_keep_alive()) and not self._deaf
+        if not exchange.keep_alive:
+            self._deaf = True
+        exchange.body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks = []
+        self.handler.handle(exchange)
+        self._set_reading()
+
+    # ---- answers
+
+    def flush(self) -> None:
+        """Write every answer that is ready and whose turn it is, at once."""
+        ready: list[bytes] = []
+        keep = True
+        while keep and self._exchanges and self._exchanges[0].done:
+            exchange = self._exchanges.popleft()
+            ready.append(exchange.take_out())
+            keep = exchange.keep_alive
+        if not ready:
+            return
+        self.last = time.monotonic()
+        self._transport.write(ready[0] if len(ready) == 1 else b"".join(ready))
+        if not keep:
+            self._end()
+        else:
+            self._continue()
+            self._set_reading()
+            if self._deaf and not self._exchanges:
+                self._end()
+
+    def _count_head(self, size: int) -> None:
+        self._field_bytes += size
+        if self._field_bytes > MAX_HEAD:
+            self._refuse_head()
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"the request's head is larger than {MAX_HEAD} bytes")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what is wrong with the stream itself, in its turn, and listen no more."""
+        if self._deaf:
+            return
+        self._deaf = True
+        exchange, self._current = self._current or Exchange(self), None
+        self._chunks = []
+        if exchange not in self._exchanges:
+            self._exchanges.append(exchange)
+        exchange.keep_alive = False
+        exchange.fail(status, message)
+
+    def _continue(self) -> None:
+        if self._exchanges and self._exchanges[0].expects:
+            self._exchanges[0].expects = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _end(self) -> None:
+        """Close so that the last answer is read: a close with unread input would reset the connection under it."""
+        self._deaf = True
+        for exchange in self._exchanges:
+            exchange.gone = True
+            if exchange.on_gone:
+                exchange.on_gone()
+        self._exchanges.clear()
+        self._current = None
+        transport = self._transport
+        if transport.is_closing():
+            return
+        if transport.can_write_eof():
+            transport.write_eof()
+        if not self._reading:
+            self._reading = True
+            transport.resume_reading()
+        asyncio.get_running_loop().call_later(LINGER, transport.close)
+
+    def _set_reading(self) -> None:
+        reading = self._writable and len(self._exchanges) < MAX_IN_FLIGHT
+        if reading != self._reading and not self._transport.is_closing():
+            self._reading = reading
+            if reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+
+class TooLargeError(ValueError):
+    """A body inflates to more than its bound."""
+
+
+def inflate(body: bytes, encoding: bytes, limit: int) -> bytes:
+    """A gzip or deflate body as it was; ValueError if it is damaged, TooLargeError beyond `limit` bytes."""
+    if encoding in (b"gzip", b"x-gzip"):
+        windows = [31]
+    elif encoding == b"deflate":
+        windows = [15, -15]  # zlib's frame as the standard says, or none as some send
+    else:
+        raise ValueError(f"unknown content encoding {encoding.decode('latin-1')!r}")
+    for window in windows:
+        inflator = zlib.decompressobj(window)
+        try:
+            data = inflator.decompress(body, limit + 1)
+        except zlib.error:
+            continue
+        if len(data) > limit:
+            raise TooLargeError(f"the body inflates to more than {limit} bytes")
+        if inflator.eof and not inflator.unused_data:
+            return data
+    raise ValueError(f"the body is not whole {encoding.decode('latin-1')} data")

@@ -1,0 +1,266 @@
+"""What a replica answers over HTTP: the KServe v2 protocol with Triton's extensions, v1's plain records, and /metrics.
+
+Routes are a table from path and method to a function; one endpoint serves one model. Every answer carries the
+request's id and the engine's digest, so that `onejob trace` can walk from an answer to its sources.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import quote, unquote_to_bytes
+
+import numpy as np
+
+from onejob.core.artifact import Json, canonical
+from onejob.core.counters import Counters, Snapshots
+from onejob.errors import BadRequestError, OnejobError, OverloadedError
+from onejob.serve import describe, metrics
+from onejob.serve.batch import Item
+from onejob.serve.protocols import kserve
+from onejob.serve.protocols.http import MAX_BODY, Exchange, TooLargeError, inflate
+from onejob.serve.service import VERSION, Service, status_of
+
+logger = logging.getLogger(__name__)
+
+Route = Callable[[Exchange], None]
+Encode = Callable[[Exchange, Item], None]
+PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+OCTETS = b"application/octet-stream"
+MAX_ID = 128
+RETRY_AFTER = b"Retry-After: 1\r\n"
+
+
+class Api:
+    """The routes of one service; a `Handler` for connections."""
+
+    def __init__(self, service: Service, *, max_body: int = MAX_BODY) -> None:
+        self._service = service
+        self._max_body = max_body
+        self._engine_line = f"x-onejob-engine: {service.identity.digest}\r\n".encode()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._routes = self._make_routes()
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a request, now or when its inference is done; never raises."""
+        self._name(exchange)
+        path = exchange.url.partition(b"?")[0]
+        methods = self._routes.get(path) or self._routes.get(unquote_to_bytes(path))
+        if methods is None:
+            self._unknown(exchange, unquote_to_bytes(path).decode("utf-8", "replace"))
+            return
+        route = methods.get(b"GET" if exchange.method == b"HEAD" else exchange.method)
+        if route is None:
+            allowed = ", ".join(sorted(method.decode() for method in methods))
+            exchange.fail(405, "Method Not Allowed", f"Allow: {allowed}\r\n".encode())
+            return
+        try:
+            route(exchange)
+        except Exception as error:
+            self._fault(exchange, error)
+
+    def head_of(self, exchange: Exchange) -> bytes:
+        if not exchange.request_id:
+            self._name(exchange)
+        return b"x-request-id: %b\r\n%b" % (exchange.request_id.encode(), self._engine_line)
+
+    # ---- routes
+
+    def _make_routes(self) -> dict[bytes, dict[bytes, Route]]:
+        routes: dict[bytes, dict[bytes, Route]] = {
+            b"/v2": {b"GET": self._give(lambda: describe.server_metadata())},
+            b"/v2/health/live": {b"GET": lambda exchange: exchange.reply(200, b"{}")},
+            b"/v2/health/ready": {b"GET": self._health_ready},
+            b"/v2/models/stats": {b"GET": self._statistics},
+            b"/v2/repository/index": {b"POST": self._give(lambda: describe.repository_index(self._service))},
+            b"/metrics": {b"GET": self._metrics},
+        }
+        name = self._service.identity.name
+        for base in (f"/v2/models/{name}", f"/v2/models/{name}/versions/{VERSION}"):
+            routes |= {
+                f"{base}".encode(): {b"GET": self._give(lambda: describe.model_metadata(self._service))},
+                f"{base}/ready".encode(): {b"GET": self._health_ready},
+                f"{base}/config".encode(): {b"GET": self._give(lambda: describe.model_config(self._service))},
+                f"{base}/stats".encode(): {b"GET": self._statistics},
+                f"{base}/infer".encode(): {b"POST": self._infer},
+            }
+        for verb in ("load", "unload"):
+            routes[f"/v2/repository/models/{name}/{verb}".encode()] = {b"POST": self._no_load}
+        routes[f"/v1/models/{name}:predict".encode()] = {b"POST": self._predict}
+        routes[f"/v1/models/{name}".encode()] = {b"GET": self._v1_ready}
+        return routes | {path + b"/": methods for path, methods in routes.items() if path == b"/v2"}
+
+    def _give(self, make: Callable[[], Json]) -> Route:
+        return lambda exchange: exchange.reply(200, canonical(make()))
+
+    def _health_ready(self, exchange: Exchange) -> None:
+        service = self._service
+        if service.ready:
+            exchange.reply(200, b"{}")
+        else:
+            exchange.fail(503, f"model '{service.identity.name}' is not ready: {service.unready_reason}")
+
+    def _v1_ready(self, exchange: Exchange) -> None:
+        exchange.reply(200, canonical({"name": self._service.identity.name, "ready": self._service.ready}))
+
+    def _no_load(self, exchange: Exchange) -> None:
+        exchange.fail(400, "explicit model load / unload is not allowed: the job file says what this endpoint serves")
+
+    def _statistics(self, exchange: Exchange) -> None:
+        def answer(counters: Counters, _: Snapshots) -> None:
+            exchange.reply(200, canonical(describe.statistics(self._service, counters)))
+
+        self._with_counters(exchange, answer)
+
+    def _metrics(self, exchange: Exchange) -> None:
+        def answer(counters: Counters, others: Snapshots) -> None:
+            identity, me = self._service.identity, self._service.identity.process
+            pending = sum(int(s.get("pending", 0)) for process, s in others.live.items() if process != me)
+            text = metrics.render(
+                identity.name,
+                identity.digest,
+                counters,
+                pending=pending + self._service.batcher.pending,
+                replicas=len({*others.live, me}),
+            )
+            exchange.reply(200, text.encode(), PROMETHEUS)
+
+        self._with_counters(exchange, answer)
+
+    def _with_counters(self, exchange: Exchange, answer: Callable[[Counters, Snapshots], None]) -> None:
+        async def work() -> None:
+            try:
+                answer(*await asyncio.to_thread(self._service.all_counters))
+            except Exception as error:
+                self._fault(exchange, error)
+
+        task = asyncio.get_running_loop().create_task(work())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- inference
+
+    def _infer(self, exchange: Exchange) -> None:
+        def decode() -> tuple[Mapping[str, kserve.Column], int, Encode]:
+            body, length = self._body(exchange), _header_length(exchange)
+            model = self._service.model
+            name = self._service.identity.name
+            request = kserve.decode_infer(body, length, name, model.inputs, model.outputs, raw=model.raw)
+            if request.id and b"x-request-id" not in exchange.headers and _proper_id(request.id):
+                exchange.request_id = request.id
+            return request.arrays, request.timeout_us * 1000, partial(self._answer_infer, request=request)
+
+        self._run(exchange, decode)
+
+    def _predict(self, exchange: Exchange) -> None:
+        def decode() -> tuple[Mapping[str, kserve.Column], int, Encode]:
+            model = self._service.model
+            return kserve.decode_predict(self._body(exchange), model.inputs, raw=model.raw), 0, self._answer_predict
+
+        self._run(exchange, decode)
+
+    def _run(self, exchange: Exchange, decode: Callable[[], tuple[Mapping[str, kserve.Column], int, Encode]]) -> None:
+        """Decode, queue, and answer when it is done; every way out is counted and logged once."""
+        service = self._service
+        try:
+            columns, timeout_ns, encode = decode()
+            item = service.submit(
+                columns,
+                lambda done: self._settled(exchange, done, encode),
+                received=exchange.received,
+                timeout_ns=timeout_ns or None,
+            )
+        except Exception as error:
+            status = self._fault(exchange, error)
+            service.answered(exchange.request_id, None, error, status, exchange.received)
+            return
+        exchange.on_gone = lambda: service.cancelled(item, exchange.request_id)
+
+    def _settled(self, exchange: Exchange, item: Item, encode: Encode) -> None:
+        error, status = item.error, 200
+        exchange.on_gone = None
+        if error is None:
+            try:
+                encode(exchange, item)
+            except Exception as wrong:
+                error = wrong
+        if error is not None:
+            status = self._fault(exchange, error)
+        self._service.answered(exchange.request_id, item, error, status, exchange.received)
+
+    def _answer_infer(self, exchange: Exchange, item: Item, *, request: kserve.InferRequest) -> None:
+        identity, model = self._service.identity, self._service.model
+        head: dict[str, Json] = {"id": request.id} if request.id else {}
+        head |= {"model_name": identity.name, "model_version": VERSION}
+        head["parameters"] = {"engine": identity.digest, "request_id": exchange.request_id}
+        body, length = kserve.encode_infer(_outputs(item), model.outputs, request.outputs, head)
+        if length is None:
+            exchange.reply(200, body)
+        else:
+            exchange.reply(200, body, OCTETS, b"Inference-Header-Content-Length: %d\r\n" % length)
+
+    def _answer_predict(self, exchange: Exchange, item: Item) -> None:
+        exchange.reply(200, kserve.encode_predict(_outputs(item), self._service.model.outputs))
+
+    def _body(self, exchange: Exchange) -> bytes:
+        encoding = exchange.headers.get(b"content-encoding", b"").strip().lower()
+        if encoding in (b"", b"identity"):
+            return exchange.body
+        try:
+            return inflate(exchange.body, encoding, self._max_body)
+        except TooLargeError:
+            raise
+        except ValueError as error:
+            raise BadRequestError(str(error)) from None
+
+    # ---- errors and names
+
+    def _fault(self, exchange: Exchange, error: Exception) -> int:
+        """Answer with an error; returns the status."""
+        if isinstance(error, TooLargeError):
+            status, message = 413, str(error)
+        elif isinstance(error, OnejobError):
+            status, message = status_of(error), str(error)
+        else:
+            status, message = 500, f"internal error: {type(error).__name__}: {error}"
+            logger.error("request %s failed", exchange.request_id, exc_info=error)
+        exchange.fail(status, message, RETRY_AFTER if isinstance(error, OverloadedError) else b"")
+        return status
+
+    def _unknown(self, exchange: Exchange, path: str) -> None:
+        parts = path.strip("/").split("/")
+        known = self._service.identity.name
+        if parts[:2] == ["v2", "models"] and len(parts) > 2 and parts[2] != known:
+            exchange.fail(404, f"Request for unknown model: '{parts[2]}' is not found")
+        elif parts[:2] == ["v1", "models"] and len(parts) == 3 and parts[2].partition(":")[0] != known:
+            exchange.fail(404, f"Request for unknown model: '{parts[2].partition(':')[0]}' is not found")
+        elif parts[:4] == ["v2", "models", known, "versions"] and len(parts) > 4 and parts[4] != VERSION:
+            exchange.fail(404, f"Request for unknown model: '{known}' version {parts[4]} is not found")
+        else:
+            exchange.fail(404, f"Not Found: {quote(path)}")
+
+    def _name(self, exchange: Exchange) -> None:
+        given = exchange.headers.get(b"x-request-id", b"").decode("latin-1")
+        exchange.request_id = given if _proper_id(given) else self._service.ids.make()
+
+
+def _outputs(item: Item) -> Mapping[str, np.ndarray[Any, Any]]:
+    assert item.outputs is not None
+    return item.outputs
+
+
+def _header_length(exchange: Exchange) -> int | None:
+    text = exchange.headers.get(b"inference-header-content-length")
+    if text is None:
+        return None
+    if not text.isdigit() or len(text) > 12:
+        raise BadRequestError(f"Inference-Header-Content-Length is a number of bytes, not {text.decode('latin-1')!r}")
+    return int(text)
+
+
+def _proper_id(text: str) -> bool:
+    """An id that can go into a header and a log line: visible ASCII, not too long."""
+    return 0 < len(text) <= MAX_ID and text.isascii() and text.isprintable() and " " not in text

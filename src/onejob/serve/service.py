@@ -1,0 +1,195 @@
+"""One model being served: what every protocol of a replica shares, so that none has a batcher or counters of its own.
+
+A protocol decodes a message into arrays, calls `submit`, and is called back with the finished item, which it
+encodes. It then calls `answered`, which counts and logs. Everything here belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from onejob.core.artifact import Json
+from onejob.core.counters import Counters, Snapshots, read_snapshots
+from onejob.errors import (
+    BadRequestError,
+    DeadlineError,
+    InferenceError,
+    OnejobError,
+    OverloadedError,
+)
+from onejob.serve.batch import INLINE_NS, Batcher, Item, Limits
+from onejob.serve.journal import RequestLog
+from onejob.serve.model import Column, ServedModel
+
+VERSION = "1"
+SUSPICIOUS_FAILURES = 3
+"""So many engine failures in a row, and the engine must pass its warm-up again to stay ready."""
+
+REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (BadRequestError, "REJECTED"),
+    (OverloadedError, "REJECTED"),
+    (DeadlineError, "OTHER"),
+    (InferenceError, "BACKEND"),
+)
+"""Error -> the word that Triton's nv_inference_request_failure has for it."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which model, of which engine, in which process."""
+
+    name: str
+    digest: str
+    generation: int
+    meta: Mapping[str, Json]
+    execution: str | None
+    process: str
+    """`<pid>:<start>`; a reused pid is another process."""
+
+
+class Ids:
+    """Request ids that sort by time and are unique over processes: milliseconds, a random part, a counter, in hex."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._random = os.urandom(4).hex()
+        self._count = 0
+
+    def make(self) -> str:
+        self._count = (self._count + 1) & 0xFFFFFF
+        return f"{int(self._clock() * 1000):012x}{self._count:06x}{self._random}"
+
+
+class Service:
+    """The model, its batcher, its counters and its request log."""
+
+    def __init__(
+        self, model: ServedModel, identity: Identity, limits: Limits, log: RequestLog, metrics: Path, *, warm_ns: int
+    ) -> None:
+        self.model = model
+        self.identity = identity
+        self.limits = limits
+        self.counters = Counters()
+        self.ids = Ids()
+        self.log = log
+        self.ready = True
+        self.unready_reason = ""
+        self.last_inference = 0
+        """Milliseconds since the epoch."""
+        self._metrics = metrics
+        self._failures = 0
+        self.batcher = Batcher(
+            model.infer,
+            limits,
+            batchable=model.batchable,
+            inline=warm_ns < INLINE_NS,
+            on_batch=self._count_batch,
+            on_failure=self._suspect,
+        )
+
+    def submit(
+        self,
+        columns: Mapping[str, Column],
+        done: Callable[[Item], None],
+        *,
+        received: int,
+        timeout_ns: int | None = None,
+    ) -> Item:
+        """Encode and queue a request; raises BadRequestError or OverloadedError, else calls `done` once."""
+        features, rows, signature = self.model.prepare(columns)
+        budget = min(timeout_ns or self.limits.timeout_ns, self.limits.timeout_ns)
+        item = Item(features, rows, done, received, received + budget, signature)
+        self.batcher.submit(item)
+        return item
+
+    def answered(self, request: str, item: Item | None, error: Exception | None, status: int, received: int) -> None:
+        """Count and log one inference request, after its answer was encoded."""
+        now = time.perf_counter_ns()
+        counters, took = self.counters, now - received
+        rows = item.rows if item else 0
+        if error is None and item is not None:
+            counters.count("success")
+            counters.count("rows", rows)
+            counters.count("request_ns", took)
+            counters.count("queue_ns", item.started - item.queued)
+            counters.count("input_ns", item.queued - item.received)
+            counters.count("infer_ns", item.finished - item.started)
+            counters.count("output_ns", now - item.finished)
+            self.last_inference = time.time_ns() // 1_000_000
+            self._failures = 0
+        else:
+            counters.count(f"failure.{reason_of(error)}")
+            counters.count("failure_ns", took)
+        counters.observe(took)
+        self._log_line(request, rows, status, took)
+
+    def cancelled(self, item: Item, request: str) -> None:
+        """The client went away before its answer."""
+        self.batcher.cancel(item)
+        self.counters.count("failure.CANCELED")
+        self._log_line(request, item.rows, 499, time.perf_counter_ns() - item.received)
+
+    def snapshot(self) -> Json:
+        """The counters as they are left in `metrics/`; may be called from another thread."""
+        if self.log.dropped:
+            self.counters.values["log_dropped"] = self.log.dropped
+        identity = self.identity
+        return {
+            "id": identity.process,
+            "digest": identity.digest,
+            "generation": identity.generation,
+            "time": time.time(),
+            "pending": self.batcher.pending,
+            **Counters(self.counters.values.copy(), self.counters.latency.copy()).to_json(),
+        }
+
+    def all_counters(self) -> tuple[Counters, Snapshots]:
+        """The endpoint's counters over all replicas, ended ones too; reads files, so not on the loop's thread."""
+        others = read_snapshots(self._metrics)
+        mine = Counters.from_json(self.snapshot())
+        return others.total(without=self.identity.process) + mine, others
+
+    def _log_line(self, request: str, rows: int, status: int, took: int) -> None:
+        line: dict[str, Json] = {
+            "id": request,
+            "time": time.time(),
+            "digest": self.identity.digest,
+            "rows": rows,
+            "status": status,
+            "ms": round(took / 1e6, 3),
+        }
+        if self.identity.execution:
+            line["execution"] = self.identity.execution
+        self.log.add(line)
+
+    def _count_batch(self, rows: int, took: int) -> None:
+        self.counters.count("executions")
+        self.counters.count(f"batch.{rows}")
+        self.counters.count(f"batch_ns.{rows}", took)
+
+    def _suspect(self, error: Exception) -> None:
+        """Several failures in a row: is it the engine, or what it was asked? The warm-up input tells."""
+        if isinstance(error, BadRequestError):
+            return
+        self._failures += 1
+        if self._failures < SUSPICIOUS_FAILURES or not self.ready:
+            return
+        self._failures = 0
+        try:
+            self.model.warm_up(1)
+        except Exception as broken:
+            self.ready, self.unready_reason = False, f"the engine fails: {broken}"
+
+
+def reason_of(error: Exception | None) -> str:
+    """The word for a failure in the metrics."""
+    return next((word for kind, word in REASONS if isinstance(error, kind)), "OTHER")
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status of an error; 500 for what isn't one of ours."""
+    return error.http_status if isinstance(error, OnejobError) else 500

@@ -1,0 +1,67 @@
+"""[serve]: the table of the job file, and what it plans: an endpoint on the engine (or, without [optimize], the
+checkpoint)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from onejob.core.artifact import Json
+from onejob.core.plan import Existing, Output, Plan, Serving, Upstream
+from onejob.core.spec import Duration, Model, Resources, StageSpec, uncounted
+from onejob.errors import JobFileError
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+
+class Batch(Model):
+    """How requests that arrive together are run together."""
+
+    max: int = uncounted(64, ge=1, le=65536, description="Most rows that the engine runs at once.")
+    wait_ms: float = uncounted(
+        2.0,
+        ge=0,
+        le=1000,
+        description="Longest time a request waits for others to join it; a request that comes alone doesn't wait.",
+    )
+
+
+class ServeResources(Resources):
+    """What a replica needs; by default it holds no slot, so that serving never keeps a training step waiting."""
+
+    cpus: float = uncounted(0.0, ge=0, description="CPU cores that each replica holds of the executor's slots.")
+
+
+class Spec(StageSpec):
+    """The options of [serve]."""
+
+    name: str | None = uncounted(
+        None, pattern=NAME, description="The endpoint's name, which is also the model's; unset means the job's name."
+    )
+    host: str = uncounted("127.0.0.1", description="Address to listen on; '0.0.0.0' opens it to the network.")
+    port: int = uncounted(
+        0, ge=0, le=65535, description="Port to listen on; 0 takes a free one and keeps it while the endpoint lives."
+    )
+    replicas: int = uncounted(1, ge=1, le=256, description="How many processes answer requests.")
+    batch: Batch = uncounted(Batch(), description="How requests that arrive together are run together.")
+    threads: int = uncounted(1, ge=1, le=1024, description="Threads of the engine in each replica.")
+    queue: int = uncounted(
+        1024, ge=1, description="Most rows that may wait in a replica; beyond that a request is answered with 503."
+    )
+    timeout: Duration = uncounted(30.0, description="Longest time a request may take; then it is answered with 504.")
+    grace: Duration = uncounted(
+        10.0, description="How long a replica that is being replaced or stopped may finish what it has begun."
+    )
+    resources: ServeResources = Field(ServeResources(), description="What each replica needs to run.")
+
+    def options(self) -> dict[str, Json]:
+        """What the host and its replicas are told, as JSON."""
+        told = {"host", "port", "replicas", "batch", "threads", "queue", "timeout", "grace"}
+        return self.model_dump(mode="json", include=told)
+
+
+def plan(spec: Spec, upstream: Upstream) -> Plan:
+    """No step of its own: an endpoint that serves what the stages before this one leave."""
+    artifact = upstream.outputs.get("engine") or upstream.outputs.get("checkpoint")
+    if not isinstance(artifact, Output | Existing):
+        raise JobFileError(["[serve] has no model to serve. Add [train], or name an engine or checkpoint that exists."])
+    return Plan(steps=(), serving=Serving(spec.name or upstream.job, artifact, spec.options()))
