@@ -20,6 +20,7 @@
       InferenceError            9   500   a model could not answer
         BadRequestError         9   400   a request that a model can't take
         OverloadedError         9   503   the queue is full
+        DeadlineError           9   504   the answer wasn't there in time
       CancelledError           10   499   stopped by a person
 
 Raise these for the user's mistakes and the world's faults; `assert` for ours.
@@ -177,6 +178,13 @@ class OverloadedError(InferenceError):
     """The queue of a model is full."""
 
     http_status = 503
+    retryable = True
+
+
+class DeadlineError(InferenceError):
+    """The answer wasn't there in time."""
+
+    http_status = 504
     retryable = True
 
 
