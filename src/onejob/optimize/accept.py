@@ -240,7 +240,8 @@ def _mean_of(rows: Callable[[Array, Array], Array]) -> Callable[[Array, Outputs]
         if scores is None or not len(scores):
             return None
         values = rows(label.astype(np.float64), scores)
-        return lambda counts: float(counts @ values / counts.sum())
+        # not a dot product: that would wake the threads of BLAS, which then spin while candidates are timed
+        return lambda counts: float((counts * values).sum() / counts.sum())
 
     return form
 

@@ -55,6 +55,8 @@ class Exam:
     score: Score
     reference: Outputs
     reference_resampled: Array
+    precision: str
+    """The reference's."""
 
 
 def run(context: StepContext) -> None:
@@ -84,7 +86,9 @@ def _exam(context: StepContext) -> Exam:
     encoding = load_encoding(family, checkpoint)
     rows = read_rows(context.inputs["dataset"], encoding, "holdout")
     score = load(f"{family}.metrics:score")
-    reference = _answers(open_model(checkpoint.path, checkpoint.meta, threads=options["threads"]), rows, close=True)
+    model = open_model(checkpoint.path, checkpoint.meta, threads=options["threads"])
+    reference, precision = _answers(model, rows), model.precision
+    model.close()
     metric = budget["metric"]
     known = score(rows.label, reference)
     if metric not in known:
@@ -96,14 +100,12 @@ def _exam(context: StepContext) -> Exam:
     higher = bool(load(f"{family}.metrics:HIGHER_IS_BETTER")[metric])
     limit = Limit(metric, budget["drop"], budget["confidence"], higher)
     values = resampled(statistic(metric, rows.label, reference, score), len(rows), options["resamples"])
-    return Exam(encoding, rows, limit, score, reference, values)
+    return Exam(encoding, rows, limit, score, reference, values, precision)
 
 
-def _answers(model: LoadedModel, rows: Rows, *, close: bool = False) -> dict[str, Array]:
+def _answers(model: LoadedModel, rows: Rows) -> dict[str, Array]:
     """The model's outputs for all rows; StepError names the first row without a number."""
     parts = [model.infer(rows.take(slice(start, start + BATCH))) for start in range(0, len(rows), BATCH)]
-    if close:
-        model.close()
     outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     for name, values in outputs.items():
         bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
@@ -127,7 +129,7 @@ def _judged(exam: Exam, name: str, candidate: InputArtifact, threads: int, model
     except OnejobError as error:
         return replace(figures, reason=f"does not answer: {error}")
     models[name] = model
-    verdict = judge(exam.limit, comparison, same_precision=model.precision == "fp32")
+    verdict = judge(exam.limit, comparison, same_precision=model.precision == exam.precision)
     return replace(
         figures,
         accepted=verdict.accepted,
