@@ -1,0 +1,51 @@
+# What one can do with a checkout. `make` alone lists it. Set-up is done by tools/setup.sh, once: a second call is quick.
+.DEFAULT_GOAL := help
+.PHONY: help demo setup test check docs format lint types contracts freeze clean
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+CODE := src tests bench tools
+
+help: ## list what there is
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
+	  || grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST)
+
+demo: ## install, then run the flights job: raw data -> model -> an answered request
+	@tools/setup.sh all
+	@$(BIN)/onejob demo flights
+
+setup: ## install everything for development into .venv, and what the tests need from apt
+	@tools/setup.sh dev
+
+test: setup ## set up everything and run all tests
+	@$(BIN)/python -m pytest
+
+check: setup format-check lint types contracts ## all checks, then all tests
+	@$(BIN)/python -m pytest
+
+docs: setup ## only the tests that keep the documentation true
+	@$(BIN)/python -m pytest tests/docs
+
+format: setup ## format the code
+	@$(BIN)/ruff format $(wildcard $(CODE))
+	@$(BIN)/ruff check --fix-only --quiet $(wildcard $(CODE))
+
+.PHONY: format-check
+format-check: setup
+	@$(BIN)/ruff format --check $(wildcard $(CODE))
+
+lint: setup ## look for mistakes with ruff
+	@$(BIN)/ruff check $(wildcard $(CODE))
+
+types: setup ## check all types with mypy --strict
+	@$(BIN)/mypy -p onejob
+
+contracts: setup ## check who imports whom
+	@$(BIN)/lint-imports
+
+freeze: setup ## write constraints.txt from what is installed in .venv
+	@$(BIN)/python tools/freeze.py
+
+clean: ## remove .venv and all caches; runs and models in ~/.onejob stay
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache src/*.egg-info
+	find src tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,401 @@
+"""Every verb: its arguments reach the command, its result is drawn or is JSON, its errors have exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onejob.cli import VERBS, main
+from onejob.core.ports import Support
+from onejob.errors import CancelledError, JobFileError, NotFoundError, RankError, StoreError
+from onejob.loop import commands
+from onejob.loop.views import (
+    ArtifactView,
+    BackupView,
+    Change,
+    CheckView,
+    Damage,
+    DemoView,
+    DiffView,
+    DoctorView,
+    EndpointView,
+    ExecutionView,
+    GcView,
+    InitView,
+    ListView,
+    Node,
+    PlannedStep,
+    RunView,
+    ShowView,
+    StepView,
+    StepWhy,
+    StopView,
+    TraceView,
+    VerifyView,
+    WhyView,
+)
+
+DIGEST = "91bc3fa0" * 8
+OTHER = "0123abcd" * 8
+RUN = RunView(
+    job="flights",
+    run=12,
+    state="done",
+    steps=(
+        StepView("data", "done", cached=True, reason="the same key as in run 11"),
+        StepView("train", "done", seconds=2.1, reason="options.lr 0.001 -> 0.01"),
+    ),
+    endpoint=EndpointView("flights", "ready", "http://127.0.0.1:8080", DIGEST, ready=2, replicas=2, requests=1234),
+    created=1000.0,
+    seconds=3.4,
+    warnings=("train: helper.py reads a file by path",),
+)
+NODES = (
+    Node(0, "request", "r-1", DIGEST, "1 row"),
+    Node(1, "engine", "flights/engine@champion", DIGEST),
+    Node(2, "source", "flights.csv"),
+)
+ARTIFACT = ArtifactView(
+    DIGEST,
+    "engine",
+    2048,
+    ({"path": "model.onnx", "digest": OTHER, "size": 2048},),
+    {"precision": "int8"},
+    ("flights/engine@champion",),
+)
+RESULTS: dict[str, tuple[list[str], Any, list[str]]] = {
+    "demo": (
+        ["flights"],
+        DemoView("flights", "flights", RUN, {"carrier": "UA"}, {"late": 0.2}, "curl -s x", ("onejob why flights",)),
+        ["run 12 is done", '{"late": 0.2}', "curl -s x", "onejob why flights"],
+    ),
+    "init": (
+        ["here"],
+        InitView("here", ("here/job.toml",), ("the label is 'y'",)),
+        ["wrote here/job.toml", "the label is 'y'"],
+    ),
+    "check": (
+        ["job.toml", "--set", "train.lr=0.1"],
+        CheckView(
+            "flights",
+            "job.toml",
+            (PlannedStep("data", "cached"), PlannedStep("train", "run", "helper.py changed")),
+            "flights",
+        ),
+        ["2 steps, 1 to run", "helper.py changed", "endpoint flights"],
+    ),
+    "run": (
+        ["job.toml"],
+        RUN,
+        ["run 12 is done, 3.4 s", "cached", "the same key as in run 11", "http://127.0.0.1:8080", "warning: train: "],
+    ),
+    "up": ([], None, []),
+    "ps": ([], ListView((RUN,), (RUN.endpoint,)), ["cached 1, done 1", "2/2", "1,234"]),
+    "show": (
+        ["12"],
+        ShowView(
+            "12",
+            "run",
+            run=RUN,
+            artifacts=(ARTIFACT,),
+            executions=(
+                ExecutionView(
+                    "e1f2a3b4c5d6e7f8", "train", "flights", 12, "done", "local", "box", measured={"auc": 0.7031}
+                ),
+            ),
+            lineage=NODES,
+            metrics={"train": ({"split": "train", "step": 1, "loss": 0.9}, {"split": "train", "step": 2, "loss": 0.4})},
+        ),
+        [
+            "run 12 is done",
+            "e1f2a3b4c5d6",
+            "auc  0.7031",
+            "train: train loss by step: 0.4",
+            "┤",
+            "model.onnx",
+            "2.0 KiB",
+            "Lineage",
+        ],
+    ),
+    "logs": (["12/train"], ["epoch 1", "epoch 2\n"], ["epoch 1\nepoch 2\n"]),
+    "doctor": (
+        [],
+        DoctorView(
+            "0.1.0",
+            "/srv/onejob",
+            {"cpus": 2},
+            (Support("openvino", "engine", False, "not installed", "pip install 'onejob[openvino]'"),),
+        ),
+        ["/srv/onejob", "not here", "pip install 'onejob[openvino]'"],
+    ),
+    "why": (
+        ["12/train"],
+        WhyView(
+            "12/train",
+            (
+                StepWhy(
+                    "train",
+                    12,
+                    "ran",
+                    "helper.py changed (function scale)",
+                    "11/train",
+                    (Change("code.helper.py", DIGEST, OTHER),),
+                ),
+            ),
+        ),
+        ["train ran in run 12: helper.py changed (function scale); compared with 11/train", DIGEST[:12], OTHER[:12]],
+    ),
+    "diff": (["11", "12"], DiffView("11", "12", (Change("options.lr", 0.001, 0.01),)), ["options.lr", "0.001", "0.01"]),
+    "trace": (
+        ["r-1"],
+        TraceView("r-1", NODES),
+        ["request  r-1", "\n  engine  flights/engine@champion", "\n    source  flights.csv"],
+    ),
+    "verify": (["12"], VerifyView("12", 3, 7, 4096), ["12: sound: 3 artifacts, 7 files, 4.0 KiB hashed again"]),
+    "stop": (["12"], StopView("12", "run", "cancelled"), ["run 12 is cancelled"]),
+    "gc": (["--dry-run"], GcView(True, 1, 2, 0, 4096), ["would free 4.0 KiB: 1 artifact, 2 blobs"]),
+    "backup": (
+        ["there"],
+        BackupView("there", 5, 1024, 3, 2),
+        ["backed up to there: 3 runs, 5 blobs (1.0 KiB), 2 there already"],
+    ),
+    "restore": (["."], BackupView(".", 5, 1024, 3), ["restored from .: 3 runs, 5 blobs"]),
+}
+"""Verb -> arguments, what its command gives, and what must be on the screen."""
+
+ALL_VERBS = sorted(name for verbs in VERBS.values() for name in verbs)
+
+
+class Calls:
+    """Stands for the commands: remembers how they were called, and gives what a test wants."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.patch = monkeypatch
+        self.made: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.homes: list[str | None] = []
+        monkeypatch.setattr(commands, "open", self._open)
+
+    @contextlib.contextmanager
+    def _open(self, home: str | None = None) -> Iterator[str]:
+        self.homes.append(home)
+        yield "session"
+
+    def give(self, verb: str, result: Any) -> None:
+        def command(*args: Any, **kwargs: Any) -> Any:
+            self.made.append((args, kwargs))
+            if isinstance(result, BaseException):
+                raise result
+            return result
+
+        self.patch.setattr(commands, verb, command)
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+@pytest.fixture
+def onejob(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command line: exit code, stdout, stderr."""
+
+    def run(*args: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(args)
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return run
+
+
+def test_every_verb_has_a_result_here() -> None:
+    assert sorted(RESULTS) == ALL_VERBS
+
+
+@pytest.mark.parametrize("verb", ALL_VERBS)
+def test_a_verb_draws_its_result(verb: str, calls: Calls, onejob: Run) -> None:
+    args, result, expected = RESULTS[verb]
+    calls.give(verb, result)
+    code, out, err = onejob(verb, *args)
+    assert (code, err) == (0, "")
+    for text in expected:
+        assert text in out
+    assert "\x1b" not in out, "no colours into a pipe"
+
+
+@pytest.mark.parametrize("verb", ALL_VERBS)
+def test_a_verb_prints_one_json_document(verb: str, calls: Calls, onejob: Run) -> None:
+    args, result, _ = RESULTS[verb]
+    calls.give(verb, result)
+    code, out, err = onejob(verb, *args, "--json")
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    for name in ("job", "ref", "kind", "lineage", "changes", "damaged", "supports", "files"):
+        if hasattr(result, name):
+            assert name in data
+
+
+@pytest.mark.parametrize("verb", ALL_VERBS)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_error_has_place_cure_and_exit_code(verb: str, as_json: bool, calls: Calls, onejob: Run) -> None:
+    calls.give(verb, NotFoundError("there is no run 99", place="99", cure="`onejob ps -a` lists runs."))
+    code, out, err = onejob(verb, *RESULTS[verb][0], *(["--json"] if as_json else []))
+    assert code == NotFoundError.exit_code
+    if as_json:
+        assert json.loads(out)["error"] == {
+            "error": "NotFoundError",
+            "place": "99",
+            "message": "there is no run 99",
+            "cure": "`onejob ps -a` lists runs.",
+            "exit_code": 3,
+        }
+        assert err == ""
+    else:
+        assert err == "error: 99: there is no run 99\ncure: `onejob ps -a` lists runs.\n"
+        assert out == ""
+
+
+def test_run_hands_its_options_on(calls: Calls, onejob: Run) -> None:
+    calls.give("run", RUN)
+    assert (
+        onejob("run", "j.toml", "--set", "a.b=1", "--set", "c.d=2", "--from", "train", "--detach", "--home", "/h")[0]
+        == 0
+    )
+    ((args, kwargs),) = calls.made
+    assert args == ("session", "j.toml")
+    del kwargs["on_view"]
+    assert kwargs == {"sets": ("a.b=1", "c.d=2"), "force": False, "start_from": "train", "detach": True}
+    assert calls.homes == ["/h"]
+
+
+def test_flags_reach_their_commands(calls: Calls, onejob: Run) -> None:
+    for verb, args, name in (
+        ("ps", ["-a"], "all"),
+        ("gc", ["--dry-run"], "dry_run"),
+        ("stop", ["12", "--now"], "now"),
+        ("logs", ["12", "-f"], "follow"),
+    ):
+        calls.give(verb, RESULTS[verb][1])
+        assert onejob(verb, *args)[0] == 0
+        assert calls.made[-1][1][name] is True
+        assert onejob(verb, *[a for a in args if not a.startswith("-")])[0] == 0
+        assert calls.made[-1][1][name] is False
+
+
+def test_progress_goes_to_stderr_unless_quiet_or_json(
+    calls: Calls, onejob: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(session: str, job: str, *, on_view: Callable[[RunView], None], **more: Any) -> RunView:
+        on_view(RUN)
+        return RUN
+
+    monkeypatch.setattr(commands, "run", run)
+    assert "run 12  data: cached" in onejob("run", "j.toml")[2]
+    assert "onejob why 12" in onejob("run", "j.toml")[1]
+    for quiet in (["-q"], ["--json"]):
+        code, out, err = onejob("run", "j.toml", *quiet)
+        assert (code, err) == (0, "")
+        assert "onejob why" not in out
+
+
+def test_all_mistakes_of_a_job_file_are_listed(calls: Calls, onejob: Run) -> None:
+    mistakes = ["job.toml [train] lr: must be above 0", "job.toml [train]: unknown key 'epoch'. Did you mean 'epochs'?"]
+    calls.give("check", JobFileError(mistakes, place="job.toml"))
+    code, _, err = onejob("check")
+    assert code == 2
+    assert err.splitlines() == ["error: job.toml: 2 mistakes", *(f"  {mistake}" for mistake in mistakes)]
+    calls.give("check", JobFileError(mistakes[:1], place="job.toml"))
+    assert onejob("check")[2] == f"error: {mistakes[0]}\n"
+    assert json.loads(onejob("check", "--json")[1])["error"]["mistakes"] == mistakes[:1]
+
+
+@pytest.mark.parametrize("error", [RankError("rank 1 died"), StoreError("read-only"), CancelledError("stopped")])
+def test_exit_codes_come_from_the_tree(error: Exception, calls: Calls, onejob: Run) -> None:
+    calls.give("run", error)
+    assert onejob("run")[0] == type(error).exit_code  # type: ignore[attr-defined]
+
+
+def test_a_bug_names_the_file_with_its_traceback(
+    calls: Calls, onejob: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    calls.give("ps", KeyError("gpu"))
+    code, out, err = onejob("ps")
+    assert (code, out) == (70, "")
+    assert "error: this is a bug of onejob: KeyError: 'gpu'" in err
+    (kept,) = tmp_path.iterdir()
+    assert str(kept) in err
+    assert "Traceback" in kept.read_text()
+    assert "Traceback" not in err
+    assert "Traceback" in onejob("ps", "-v")[2]
+
+
+def test_ctrl_c_ends_with_130(calls: Calls, onejob: Run) -> None:
+    calls.give("ps", KeyboardInterrupt())
+    code, out, err = onejob("ps")
+    assert (code, out, err.strip()) == (130, "", "stopped")
+
+
+def test_damage_and_lacks_are_told_by_the_exit_code_too(calls: Calls, onejob: Run) -> None:
+    damage = Damage(DIGEST, "checkpoint", "model.safetensors", "changed", "/blobs/91/91bc", "run the job again")
+    calls.give("verify", VerifyView("12", 3, 7, 4096, (damage,)))
+    code, out, _ = onejob("verify", "12")
+    assert code == 6
+    assert "model.safetensors" in out
+    assert "/blobs/91/91bc" in out
+    calls.give(
+        "check",
+        CheckView("f", "job.toml", missing=(Support("torch", "engine", False, "not installed", "pip install torch"),)),
+    )
+    code, out, _ = onejob("check")
+    assert code == 8
+    assert "missing: engine torch: not installed\n  cure: pip install torch" in out
+    calls.give("doctor", DoctorView("0.1.0", "/h", problems=("no disk",)))
+    assert onejob("doctor")[0] == 8
+
+
+def test_a_wrong_word_gets_the_nearest_right_one(onejob: Run) -> None:
+    code, _, err = onejob("chekc")
+    assert code == 2
+    assert "there is no verb 'chekc'. Did you mean 'check'?" in err
+    assert "cure: `onejob --help` explains it." in err
+
+
+def test_wrong_arguments_name_the_verb(onejob: Run, calls: Calls) -> None:
+    code, _, err = onejob("show")
+    assert code == 2
+    assert err.startswith("error: onejob show: Missing argument 'REF'")
+    code, out, _ = onejob("run", "--force", "--from", "train", "--json")
+    assert code == 2
+    assert "give one of --force and --from" in json.loads(out)["error"]["message"]
+
+
+def test_schema_needs_no_home(calls: Calls, onejob: Run) -> None:
+    calls.give("schema", {"type": "object"})
+    code, out, _ = onejob("check", "--schema")
+    assert (code, json.loads(out), calls.homes) == (0, {"type": "object"}, [])
+
+
+def test_the_help_of_the_whole_lists_verbs_by_what_one_wants(onejob: Run) -> None:
+    code, out, _ = onejob("--help")
+    assert code == 0
+    assert [line for line in out.splitlines() if line in {f"{title}:" for title in VERBS}] == [
+        f"{title}:" for title in VERBS
+    ]
+    for verbs in VERBS.values():
+        for verb, text in verbs.items():
+            assert f"  {verb}" in out
+            assert text.split()[0] in out
+
+
+def test_nothing_yet_is_a_hint(calls: Calls, onejob: Run) -> None:
+    calls.give("ps", ListView())
+    assert "onejob demo flights" in onejob("ps")[1]
