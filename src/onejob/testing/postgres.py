@@ -87,7 +87,18 @@ class PostgresServer:
 
     def _start(self) -> None:
         data = self.folder / "data"
-        initdb = [self._programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"]
+        initdb = [
+            str(self._programs / "initdb"),
+            "-D",
+            str(data),
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-sync",
+        ]
         made = subprocess.run(initdb, capture_output=True, text=True, cwd="/", **self._as)
         if made.returncode != 0:
             raise UnavailableError(f"initdb failed: {made.stderr.strip()}", place=str(data), cure=CURE)
