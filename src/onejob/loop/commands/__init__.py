@@ -1,0 +1,30 @@
+"""Commands: all that a person (or the console) can ask for; each takes a session first and gives a frozen view."""
+
+from onejob.loop.commands.explain import diff, why
+from onejob.loop.commands.keep import backup, gc, restore, verify
+from onejob.loop.commands.look import logs, ps, show, trace
+from onejob.loop.commands.run import check, run, stop, up
+from onejob.loop.commands.start import demo, doctor, init, schema
+from onejob.loop.factory import open_session as open
+
+__all__ = [
+    "backup",
+    "check",
+    "demo",
+    "diff",
+    "doctor",
+    "gc",
+    "init",
+    "logs",
+    "open",
+    "ps",
+    "restore",
+    "run",
+    "schema",
+    "show",
+    "stop",
+    "trace",
+    "up",
+    "verify",
+    "why",
+]

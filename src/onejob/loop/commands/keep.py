@@ -1,0 +1,164 @@
+"""Commands that keep things: verify, gc, backup, restore."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from onejob.core.artifact import short
+from onejob.core.faults import reach
+from onejob.core.state import RunState
+from onejob.errors import NotFoundError
+from onejob.loop.executions import LIVE
+from onejob.loop.resolve import resolve
+from onejob.loop.session import Session
+from onejob.loop.views import BackupView, Damage, GcView, VerifyView
+from onejob.store.backup import backup as write_backup
+from onejob.store.backup import restore as read_backup
+from onejob.store.collect import GRACE, KEEP_RUNS, GcPlan, plan_gc, sweep
+from onejob.store.verify import verify_lineage
+
+SHOWN = 20
+
+CURES = {
+    "damaged": "`onejob run JOB --force` makes it anew; a backup has it too.",
+    "missing": "`onejob run JOB` makes it anew; a backup has it too.",
+    "source changed": "It was changed after it was read: the next run reads it anew.",
+    "source gone": "Nothing made from it is damaged, but it can't be made anew.",
+}
+"""What `verify` finds -> what helps."""
+
+
+def verify(session: Session, ref: str) -> VerifyView:
+    """Hash a whole lineage again, from what `ref` names down to the source files, and name what isn't as it was."""
+    artifacts: set[str] = set()
+    files = size = 0
+    damaged: dict[tuple[str, str], Damage] = {}
+    for digest in _digests(session, ref):
+        report = verify_lineage(session.ledger, session.blobs, digest)
+        artifacts |= {link.artifact for link in report.lineage}
+        files, size = files + report.files, size + report.size
+        for found in report.findings:
+            damaged[found.artifact, found.path] = Damage(
+                artifact=found.artifact,
+                kind=found.kind,
+                path=found.path,
+                problem=found.what,
+                where=found.place,
+                cure=CURES[found.what],
+            )
+    return VerifyView(ref, len(artifacts), files, size, tuple(damaged.values()))
+
+
+def _digests(session: Session, ref: str) -> list[str]:
+    """The artifacts that a name stands for: one, or all that a run or step has left."""
+    target = resolve(session, ref)
+    if target.digest:
+        return [target.digest]
+    if target.endpoint:
+        return [target.request["digest"] if target.request else target.endpoint.artifact]
+    if target.execution:
+        return list(target.execution.outputs.values())
+    run = target.run
+    if run is None:
+        job = resolve_job(session, target.path)
+        run = session.ledger.get_run(job)
+    rows = [target.step] if target.step else session.ledger.list_steps(run.id)
+    made = [session.ledger.get_execution(row.execution) for row in rows if row.execution]
+    found = list(dict.fromkeys(digest for e in made for digest in e.outputs.values()))
+    if not found:
+        raise NotFoundError("it has left no artifact", place=ref)
+    return found
+
+
+def resolve_job(session: Session, path: Path | None) -> int:
+    """The number of the newest run of the job that a file describes."""
+    assert path is not None
+    runs = [run for run in session.ledger.list_runs() if Path(run.project) == path.resolve().parent]
+    if not runs:
+        raise NotFoundError("this job has not run yet", place=str(path), cure=f"`onejob run {path}` runs it.")
+    return runs[0].id
+
+
+def gc(session: Session, dry_run: bool = False, *, grace: float = GRACE, keep_runs: int = KEEP_RUNS) -> GcView:
+    """Free what nothing refers to any more: artifacts, blobs, and folders of work that has long ended."""
+    now = session.clock()
+    plan = plan_gc(session.ledger, session.blobs, now, grace, keep_runs)
+    folders = list(_idle_folders(session, plan, now - grace))
+    sizes = {folder: _size(folder) for folder in folders}
+    in_use = sum(size for _, size, _ in session.blobs) - plan.size
+    details = [f"{short(blob.digest)} {blob.reason}" for blob in plan.free[:SHOWN]]
+    details += [f"{folder}: its work has ended" for folder in folders[:SHOWN]]
+    if dry_run:
+        freed = plan.size + sum(sizes.values())
+        return GcView(True, len(plan.drop), len(plan.free), len(folders), freed, in_use, tuple(details))
+    swept = sweep(session.ledger, session.blobs, plan)
+    for folder in folders:
+        reach("gc.before_folder")
+        shutil.rmtree(folder, ignore_errors=True)
+    freed = swept.size + sum(sizes.values())
+    return GcView(False, len(swept.dropped), len(swept.freed), len(folders), freed, in_use, tuple(details))
+
+
+def _idle_folders(session: Session, plan: GcPlan, before: float) -> Iterator[Path]:
+    """Work folders that no kept run shows, scratch that no live execution uses, engines that are no longer served."""
+    ledger, root = session.ledger, session.home.root
+    executions = {e.id: e for e in ledger.list_executions()}
+    live_keys = {e.key for e in executions.values() if e.state in LIVE}
+    kept_runs = _kept_runs(session, plan.keep_runs)
+    for folder in sorted((root / "work").glob("*")):
+        known = executions.get(folder.name)
+        idle = known is None or (known.state not in LIVE and known.run not in kept_runs)
+        if idle and _untouched(folder, before):
+            yield folder
+    for folder in sorted((root / "scratch").glob("*")):
+        if folder.name not in live_keys and _untouched(folder, before):
+            yield folder
+    for endpoint in ledger.list_endpoints():
+        for folder in sorted((session.home.endpoint(endpoint.name) / "engines").glob("*")):
+            if folder.name != endpoint.artifact and _untouched(folder, before):
+                yield folder
+
+
+def _kept_runs(session: Session, keep: int) -> set[int]:
+    """Runs that go on, and the newest of each job."""
+    kept: set[int] = set()
+    counts: dict[str, int] = {}
+    for run in session.ledger.list_runs():
+        counts[run.job] = counts.get(run.job, 0) + 1
+        if counts[run.job] <= keep or run.state in (RunState.QUEUED, RunState.RUNNING):
+            kept.add(run.id)
+    return kept
+
+
+def _untouched(folder: Path, before: float) -> bool:
+    try:
+        return max(path.lstat().st_mtime for path in [folder, *folder.rglob("*")]) < before
+    except OSError:
+        return False
+
+
+def _size(folder: Path) -> int:
+    """Bytes that only this folder holds; files shared with blobs by hard link are not freed with it."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            about = os.lstat(path)
+        except OSError:
+            continue
+        total += about.st_size if about.st_nlink == 1 and path.is_file() else 0
+    return total
+
+
+def backup(session: Session, target: str | Path) -> BackupView:
+    """One consistent tar file of the ledger and every blob that it names; runs may go on meanwhile."""
+    saved = write_backup(session.ledger, session.blobs, Path(target), session.clock)
+    return BackupView(str(target), blobs=saved.blobs, size=saved.size, runs=saved.rows.get("run", 0))
+
+
+def restore(session: Session, source: str | Path) -> BackupView:
+    """Bring a backup into an empty home; endpoints are started again by the next `onejob up`."""
+    saved = read_backup(Path(source), session.home.ledger_url, session.blobs, session.clock)
+    return BackupView(str(source), blobs=saved.blobs, size=saved.size, runs=saved.rows.get("run", 0))

@@ -1,0 +1,193 @@
+"""Commands that look: ps, show, logs, trace. Nothing changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from onejob.core.artifact import Json, short
+from onejob.core.state import EndpointState
+from onejob.errors import NotFoundError, UsageError
+from onejob.loop.commands.run import load_job
+from onejob.loop.endpoints import newest_host
+from onejob.loop.lineage import lineage
+from onejob.loop.reconcile import OPEN
+from onejob.loop.resolve import Target, resolve
+from onejob.loop.session import Session
+from onejob.loop.snapshots import (
+    artifact_view,
+    endpoint_view,
+    execution_view,
+    metrics_of,
+    run_view,
+)
+from onejob.loop.views import ListView, Node, ShowView, TraceView
+from onejob.monitor.collect import series_of, summary_of
+
+NEWEST = 10
+POLL = 0.2
+
+
+def ps(session: Session, all: bool = False) -> ListView:
+    """What goes on: open runs and endpoints that are up; with `all`, everything that was."""
+    ledger = session.ledger
+    runs = ledger.list_runs() if all else [*ledger.list_runs(states=OPEN), *_recent(session)]
+    endpoints = [e for e in ledger.list_endpoints() if all or e.state != EndpointState.STOPPED]
+    return ListView(tuple(run_view(session, run) for run in runs), tuple(endpoint_view(session, e) for e in endpoints))
+
+
+def _recent(session: Session) -> list[Json]:
+    return [run for run in session.ledger.list_runs(limit=NEWEST) if run.state not in OPEN][:3]
+
+
+def show(session: Session, ref: str) -> ShowView:
+    """All that is known of a run, step, artifact, endpoint, request, or of a job's newest run."""
+    target = resolve(session, ref)
+    match target.kind:
+        case "run" | "job":
+            return _show_run(session, ref, target)
+        case "step" | "execution":
+            return _show_step(session, ref, target)
+        case "endpoint":
+            return _show_endpoint(session, ref, target)
+        case "request":
+            return _show_request(session, ref, target)
+    assert target.digest
+    made = session.ledger.producers(target.digest)
+    return ShowView(
+        ref,
+        "artifact",
+        artifacts=(artifact_view(session, target.digest),),
+        executions=tuple(execution_view(session, e) for e in made),
+        lineage=tuple(lineage(session, target.digest, target.ref.execution if target.ref else None)),
+        metrics={e.step: m for e in made[:1] if (m := metrics_of(session, e.id))},
+    )
+
+
+def _show_run(session: Session, ref: str, target: Target) -> ShowView:
+    run = target.run or newest_run(session, target.path)
+    rows = session.ledger.list_steps(run.id)
+    made = [session.ledger.get_execution(row.execution) for row in rows if row.execution]
+    digests = dict.fromkeys(digest for e in made for digest in e.outputs.values())
+    return ShowView(
+        ref,
+        "run",
+        run=run_view(session, run),
+        artifacts=tuple(artifact_view(session, digest) for digest in digests),
+        executions=tuple(execution_view(session, e) for e in made),
+        metrics={e.step: m for e in made if (m := metrics_of(session, e.id))},
+    )
+
+
+def newest_run(session: Session, path: Path | None) -> Json:
+    """The newest run of the job that a file describes."""
+    assert path is not None
+    job = load_job(path)
+    runs = session.ledger.list_runs(job=job.name, limit=1)
+    if not runs:
+        raise NotFoundError(f"job {job.name!r} has not run yet", place=str(path), cure=f"`onejob run {path}` runs it.")
+    return runs[0]
+
+
+def _show_step(session: Session, ref: str, target: Target) -> ShowView:
+    if target.execution is None and (target.step is None or target.step.execution is None):
+        assert target.step is not None
+        return ShowView(ref, "step", details={"state": target.step.state, "reason": target.step.reason})
+    made = target.execution or session.ledger.get_execution(target.step.execution)  # type: ignore[union-attr, arg-type]
+    return ShowView(
+        ref,
+        "step",
+        artifacts=tuple(artifact_view(session, digest) for digest in made.outputs.values()),
+        executions=(execution_view(session, made),),
+        metrics={made.step: m} if (m := metrics_of(session, made.id)) else {},
+        details={"state": target.step.state, "reason": target.step.reason} if target.step else {},
+    )
+
+
+def _show_endpoint(session: Session, ref: str, target: Target) -> ShowView:
+    assert target.endpoint is not None
+    endpoint = target.endpoint
+    folder = session.home.endpoint(endpoint.name)
+    return ShowView(
+        ref,
+        "endpoint",
+        endpoint=endpoint_view(session, endpoint),
+        artifacts=(artifact_view(session, endpoint.artifact),),
+        lineage=tuple(lineage(session, endpoint.artifact, endpoint.execution)),
+        metrics={"requests": tuple(series_of(folder))},
+        details=summary_of(folder),
+    )
+
+
+def _show_request(session: Session, ref: str, target: Target) -> ShowView:
+    record: Mapping[str, Json] = target.request
+    return ShowView(ref, "request", lineage=tuple(_request_chain(session, target)), details=record)
+
+
+def trace(session: Session, ref: str) -> TraceView:
+    """The chain from an answer, endpoint, artifact or run back to the files that its training data came from."""
+    target = resolve(session, ref)
+    match target.kind:
+        case "request":
+            return TraceView(ref, tuple(_request_chain(session, target)))
+        case "endpoint":
+            assert target.endpoint is not None
+            name, digest = target.endpoint.name, target.endpoint.artifact
+            head = Node(0, "endpoint", name, digest, f"generation {target.endpoint.generation}")
+            return TraceView(ref, (head, *lineage(session, digest, target.endpoint.execution, 1)))
+        case "artifact":
+            return TraceView(ref, tuple(lineage(session, target.digest, target.ref.execution if target.ref else None)))
+    shown = show(session, ref)
+    if not shown.artifacts:
+        raise UsageError("it has left no artifact yet", place=ref)
+    return TraceView(ref, tuple(lineage(session, shown.artifacts[-1].digest)))
+
+
+def _request_chain(session: Session, target: Target) -> list[Node]:
+    assert target.endpoint is not None
+    record = target.request
+    rows = f"{record.get('rows', 1)} row{'s' if record.get('rows', 1) != 1 else ''}, status {record.get('status')}"
+    head = Node(0, "request", str(record["id"]), record["digest"], f"{rows}, {record.get('ms')} ms")
+    endpoint = Node(1, "endpoint", target.endpoint.name, record["digest"], f"answered by {short(record['digest'])}")
+    made = target.endpoint.execution if record["digest"] == target.endpoint.artifact else None
+    return [head, endpoint, *lineage(session, record["digest"], record.get("execution") or made, 2)]
+
+
+def logs(session: Session, ref: str, follow: bool = False) -> Iterator[str]:
+    """The lines that a step, every step of a run, or an endpoint's host printed; with `follow`, also those to come."""
+    target = resolve(session, ref)
+    paths = list(_log_paths(session, target))
+    if not any(path.exists() for _, path in paths):
+        raise NotFoundError("there is no log", place=ref, cure="A step has a log once it has started.")
+    for name, path in paths:
+        yield from _lines(path, f"{name} | " if len(paths) > 1 else "", follow and path == paths[-1][1])
+
+
+def _log_paths(session: Session, target: Target) -> Iterator[tuple[str, Path]]:
+    if target.endpoint:
+        folder = session.home.endpoint(target.endpoint.name)
+        _, number = newest_host(folder)
+        yield target.endpoint.name, folder / f"host-{number}" / "log"
+        return
+    if target.execution:
+        yield target.execution.step, session.home.work(target.execution.id) / "log"
+        return
+    run = target.run or newest_run(session, target.path)
+    for row in session.ledger.list_steps(run.id):
+        if row.execution and (target.step is None or target.step.name == row.name):
+            yield row.name, session.home.work(row.execution) / "log"
+
+
+def _lines(path: Path, prefix: str, follow: bool) -> Iterator[str]:
+    if not path.exists():
+        return
+    with path.open("r", errors="replace") as file:
+        while True:
+            line = file.readline()
+            if line:
+                yield prefix + line.rstrip("\n")
+            elif not follow or (path.parent / "exit.json").exists():
+                return
+            else:
+                time.sleep(POLL)

@@ -1,0 +1,353 @@
+"""Commands that make things happen: check, run, up, stop."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from onejob import plugins
+from onejob.core.job import Job, parse_job
+from onejob.core.key import StepKey, explain
+from onejob.core.plan import Existing, Output, Plan, Source, Step
+from onejob.core.ports import Support
+from onejob.core.records import Execution, NewRun, Run
+from onejob.core.state import EndpointState, ExecutionState, RunState
+from onejob.errors import (
+    CancelledError,
+    ConflictError,
+    JobFileError,
+    NotFoundError,
+    OnejobError,
+    UnavailableError,
+    UsageError,
+    from_json,
+)
+from onejob.loop.endpoints import tend_endpoint
+from onejob.loop.keys import Keyed, code_of, key_of, source_artifact
+from onejob.loop.planning import RUN, STAGES, plan_job
+from onejob.loop.reconcile import OPEN, missing_outputs, reconcile
+from onejob.loop.resolve import resolve
+from onejob.loop.session import Session
+from onejob.loop.snapshots import ended, run_view
+from onejob.loop.views import CheckView, PlannedStep, RunView, StopView
+from onejob.monitor.collect import collect_once
+from onejob.runs.spec import secret_values
+
+QUICK, SLOW = 0.03, 0.25
+"""Seconds between passes: quick while something has just changed, slow after that."""
+
+
+def load_job(path: str | Path, sets: Sequence[str] = ()) -> Job:
+    """Read a job file, or the job.toml of a folder; JobFileError with all mistakes."""
+    found = Path(path)
+    if found.is_dir():
+        found = found / "job.toml"
+    return parse_job(found, STAGES, RUN, sets)
+
+
+# ---- check -------------------------------------------------------------------------------------------------------
+
+
+def check(session: Session, path: str | Path, sets: Sequence[str] = ()) -> CheckView:
+    """Read and plan a job, and say for each step: cached or to run, and why; and what this machine lacks."""
+    job = load_job(path, sets)
+    plan = plan_job(job)
+    done: dict[str, Execution] = {}
+    steps: list[PlannedStep] = []
+    missing: dict[str, Support] = {}
+    warnings: list[str] = []
+    for step in plan.steps:
+        planned, keyed, execution = _look_ahead(session, job, step, done)
+        steps.append(planned)
+        if execution:
+            done[step.name] = execution
+        if keyed:
+            warnings += [f"{step.name}: {text}" for text in keyed.warnings]
+            missing |= {m: _lacking(m) for m in keyed.modules if _needed(m)}
+    try:
+        secret_values(job.run, job.project, os.environ)
+    except OnejobError as error:
+        missing["secrets"] = Support("secrets", "engine", False, error.message, error.cure)
+    return CheckView(
+        job=job.name,
+        path=str(job.path),
+        steps=tuple(steps),
+        endpoint=plan.serving.name if plan.serving else "",
+        missing=tuple(missing.values()),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def _look_ahead(
+    session: Session, job: Job, step: Step, done: dict[str, Execution]
+) -> tuple[PlannedStep, Keyed | None, Execution | None]:
+    """What would become of a step now; its key is known only if every earlier step is cached."""
+    waits = [i.step for i in step.inputs.values() if isinstance(i, Output) and i.step not in done]
+    if waits:
+        code = code_of(step, job.project)
+        keyed = Keyed(StepKey({}), code.warnings, code.modules)
+        return PlannedStep(step.name, "unknown", f"{waits[0]} runs first"), keyed, None
+    inputs = {}
+    for name, value in step.inputs.items():
+        match value:
+            case Output(earlier, output):
+                inputs[name] = done[earlier].outputs[output]
+            case Source():
+                inputs[name] = source_artifact(value)[0].digest
+            case Existing(digest):
+                inputs[name] = digest
+    keyed = key_of(step, inputs, job.project)
+    found = session.ledger.list_executions(states=[ExecutionState.DONE], key=keyed.key.digest, limit=1)
+    if found and not missing_outputs(session, found[0]):
+        text = f"the same key as in run {found[0].run}"
+        return PlannedStep(step.name, "cached", text, keyed.key.digest), keyed, found[0]
+    return (
+        PlannedStep(step.name, "run", why_run(session, job.name, step.name, keyed.key), keyed.key.digest),
+        keyed,
+        None,
+    )
+
+
+def why_run(session: Session, job: str, step: str, key: StepKey) -> str:
+    """Which component of its key makes a step run, against the newest run of it with another key."""
+    other = session.ledger.last_step_with_other_key(job, step, key.digest, sys.maxsize >> 32)
+    if other is None or other.key is None:
+        return "first time"
+    changes = explain(StepKey(session.ledger.get_key(other.key)), key)
+    return "; ".join(change.sentence() for change in changes) or "its result is gone"
+
+
+def _needed(module: str) -> bool:
+    """Whether a missing module stops a step: one that an extra of onejob brings, not an optional one of a package."""
+    return module in plugins.EXTRAS and plugins.is_missing(module)
+
+
+def _lacking(module: str) -> Support:
+    return Support(module, "engine", False, "is not installed", plugins.cure(module))
+
+
+# ---- run ---------------------------------------------------------------------------------------------------------
+
+
+def run(
+    session: Session,
+    path: str | Path,
+    sets: Sequence[str] = (),
+    force: bool = False,
+    start_from: str | None = None,
+    on_view: Callable[[RunView], None] | None = None,
+    *,
+    detach: bool = False,
+) -> RunView:
+    """Run a job to its end (or, detached, leave it to `onejob up`); raises the error with which a run failed.
+
+    An interrupted run of the same job is gone on with; one of another version of the job is ended first.
+    """
+    job = load_job(path, sets)
+    plan = plan_job(job)
+    forced = forced_steps(plan, force, start_from)
+    warnings = preflight(job, plan)
+    made = _continue(session, job, plan, forced) or _add(session, job, plan, forced)
+    for text in warnings:
+        session.ledger.add_event(f"run/{made.id}", "warning", {"text": text})
+    if detach:
+        return run_view(session, made)
+    _drive(session, made.id, on_view)
+    view = run_view(session, session.ledger.get_run(made.id))
+    if view.state == RunState.CANCELLED:
+        raise CancelledError(f"run {made.id} was stopped", cure="`onejob run` goes on where it was.")
+    if view.error:
+        raise from_json({k: str(v) for k, v in view.error.items()})
+    return view
+
+
+def forced_steps(plan: Plan, force: bool, start_from: str | None) -> tuple[str, ...]:
+    """Names of the steps that must run even if their key is known: all, or a stage and those after it."""
+    if not start_from:
+        return tuple(step.name for step in plan.steps) if force else ()
+    names = [step.name for step in plan.steps]
+    places = [i for i, step in enumerate(plan.steps) if start_from in (step.stage, step.name)]
+    if not places:
+        stages = list(dict.fromkeys(step.stage for step in plan.steps))
+        raise UsageError(f"no stage is called {start_from!r}", place="--from", cure=f"Stages: {', '.join(stages)}.")
+    return tuple(names[places[0] :])
+
+
+def preflight(job: Job, plan: Plan) -> list[str]:
+    """What can be known before anything runs: missing packages and secrets (raised, all at once), warnings (given)."""
+    missing: dict[str, str] = {}
+    warnings: list[str] = []
+    for step in plan.steps:
+        code = code_of(step, job.project)
+        missing |= {name: step.name for name in code.modules if _needed(name)}
+        warnings += code.warnings
+    if missing:
+        text = ", ".join(f"{step} needs {name}" for name, step in missing.items())
+        raise UnavailableError(text, place=str(job.path), cure=" && ".join(dict.fromkeys(map(plugins.cure, missing))))
+    secret_values(job.run, job.project, os.environ)
+    warnings = list(dict.fromkeys(warnings))
+    if warnings and job.run.warnings == "error":
+        raise JobFileError([f"{job.path} [run] warnings = 'error': {text}" for text in warnings])
+    return warnings
+
+
+def _continue(session: Session, job: Job, plan: Plan, forced: tuple[str, ...]) -> Run | None:
+    """An interrupted run of this very job, if there is one; interrupted runs of other versions of it are ended."""
+    wanted = _fingerprint(job, plan)
+    for old in session.ledger.list_runs(job=job.name, states=OPEN):
+        if old.project != str(job.project) or old.cause.get("detached") or session.hold("run", old.id) is None:
+            continue
+        if old.cause.get("fingerprint") == wanted and old.forced == forced:
+            return old
+        session.ledger.cancel_run(old.id)
+    return None
+
+
+def _add(session: Session, job: Job, plan: Plan, forced: tuple[str, ...]) -> Run:
+    cause = {
+        "kind": "person",
+        "user": _user(),
+        "command": " ".join(sys.argv),
+        "fingerprint": _fingerprint(job, plan),
+    }
+    new = NewRun(job.name, str(job.project), job.to_json(), plan, cause, forced)
+    return session.ledger.add_run(new)
+
+
+def _fingerprint(job: Job, plan: Plan) -> str:
+    return StepKey({"job": job.to_json(), "steps": [step.to_json() for step in plan.steps]}).digest
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _drive(session: Session, run: int, on_view: Callable[[RunView], None] | None) -> None:
+    """Pass after pass until the run has ended; a signal cancels it, and its steps save what they have."""
+    wait, last = QUICK, None
+    with _signals() as asked:
+        while True:
+            if asked and not ended(session.ledger.get_run(run)):
+                session.ledger.cancel_run(run)
+            reconcile(session, [run])
+            now = session.ledger.get_run(run)
+            view = run_view(session, now)
+            if on_view:
+                on_view(view)
+            if ended(now) and not _leftovers(session, run):
+                return
+            marks = [(step.name, step.state, step.reason) for step in view.steps]
+            wait = QUICK if marks != last else min(SLOW, wait * 1.3)
+            last = marks
+            time.sleep(wait)
+
+
+def _leftovers(session: Session, run: int) -> bool:
+    """Whether executions that this run started are still ending (they were cancelled with it)."""
+    live = session.ledger.list_executions(states=[ExecutionState.CLAIMED, ExecutionState.RUNNING])
+    return any(e.run == run and not session.ledger.attached_runs(e.id) for e in live)
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM instead of dying of them; a second SIGINT raises KeyboardInterrupt."""
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+# ---- up ----------------------------------------------------------------------------------------------------------
+
+
+def up(session: Session, on_view: Callable[[RunView], None] | None = None, *, passes: int | None = None) -> None:
+    """The same loop for ever: every run, every endpoint; SIGTERM or Ctrl-C ends the loop, not what it looks after."""
+    collect = _collector(session)
+    with _signals() as asked:
+        watched: set[int] = set()
+        while not asked and (passes is None or passes > 0):
+            passes = passes - 1 if passes is not None else None
+            reconcile(session)
+            collect()
+            watched |= {run.id for run in session.ledger.list_runs(states=OPEN)}
+            for run_id in sorted(watched) if on_view else ():
+                now = session.ledger.get_run(run_id)
+                on_view(run_view(session, now))  # type: ignore[misc]
+                if ended(now):
+                    watched.discard(run_id)
+            time.sleep(SLOW)
+    for (what, key), lease in list(session.held.items()):
+        session.ledger.release(what, key, lease.token)
+
+
+def _collector(session: Session) -> Callable[[], None]:
+    """Collects each endpoint's counters at its interval."""
+    due: dict[str, float] = {}
+
+    def collect() -> None:
+        for endpoint in session.ledger.list_endpoints():
+            now = session.clock()
+            if endpoint.state == EndpointState.READY and now >= due.get(endpoint.name, 0):
+                due[endpoint.name] = now + float(endpoint.options.get("monitor", {}).get("interval", 5.0))
+                collect_once(session.home.endpoint(endpoint.name), now)
+
+    return collect
+
+
+# ---- stop --------------------------------------------------------------------------------------------------------
+
+
+def stop(session: Session, ref: str, now: bool = False) -> StopView:
+    """Stop a run or an endpoint, and wait until it has stopped; steps save what they have, requests are answered."""
+    target = resolve(session, ref)
+    if target.kind == "endpoint" and target.endpoint:
+        return _stop_endpoint(session, target.endpoint.name)
+    stopped = target.run
+    if target.kind == "job" and target.path:
+        job = load_job(target.path)
+        stopped = next(iter(session.ledger.list_runs(job=job.name, states=OPEN)), None)
+        if stopped is None:
+            if session.ledger.get_endpoint(job.name):
+                return _stop_endpoint(session, job.name)
+            raise NotFoundError(f"nothing of {job.name!r} is running", place=ref)
+    if stopped is None:
+        raise UsageError(f"a {target.kind} can't be stopped", place=ref, cure="Name a run or an endpoint.")
+    if ended(stopped):
+        return StopView(ref, "run", stopped.state, "it had ended already")
+    session.ledger.cancel_run(stopped.id)
+    while _leftovers(session, stopped.id):
+        reconcile(session, [])
+        time.sleep(QUICK)
+    return StopView(ref, "run", session.ledger.get_run(stopped.id).state)
+
+
+def _stop_endpoint(session: Session, name: str) -> StopView:
+    endpoint = session.ledger.get_endpoint(name)
+    assert endpoint is not None
+    if endpoint.state == EndpointState.STOPPED:
+        return StopView(name, "endpoint", endpoint.state, "it had stopped already")
+    session.ledger.set_endpoint(name, EndpointState.STOPPING)
+    while (endpoint := tend_endpoint(session, name)).state == EndpointState.STOPPING:
+        time.sleep(QUICK)
+    if endpoint.state != EndpointState.STOPPED:
+        raise ConflictError(f"endpoint {name} was started again meanwhile", place=name)
+    return StopView(name, "endpoint", endpoint.state)

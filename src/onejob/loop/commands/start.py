@@ -1,0 +1,222 @@
+"""Commands to begin with: demo, init, doctor, schema."""
+
+from __future__ import annotations
+
+import csv
+import json
+import platform
+import re
+import shutil
+import urllib.request
+from collections.abc import Callable
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from onejob import __version__, plugins
+from onejob.core import job as jobs
+from onejob.core.artifact import Json
+from onejob.core.plugin import load
+from onejob.core.ports import Support
+from onejob.errors import ConflictError, NotFoundError, OnejobError, SourceError
+from onejob.loop.commands.run import run
+from onejob.loop.planning import RUN, STAGES
+from onejob.loop.session import Session
+from onejob.loop.views import DemoView, DoctorView, InitView, RunView
+from onejob.machines.environment import python_version
+
+SAMPLE = 2000
+FEW = 20
+"""A text column with at most this many distinct values in the sample, or numbers with as few, count as categories."""
+
+
+# ---- demo --------------------------------------------------------------------------------------------------------
+
+
+def demo(session: Session, name: str, folder: str | Path, on_view: Callable[[RunView], None] | None = None) -> DemoView:
+    """Copy an example (a file that is there is left as it is), run it, and ask its endpoint one question."""
+    place = copy_example(name, Path(folder))
+    view = run(session, place / "job.toml", on_view=on_view)
+    question = json.loads((place / "example_request.json").read_text())
+    answer: Json = {}
+    command = ""
+    if view.endpoint and view.endpoint.url:
+        url = f"{view.endpoint.url}/v1/models/{view.endpoint.name}:predict"
+        answer = ask(url, question)
+        command = f"curl -s {url} -d @{place / 'example_request.json'}"
+    return DemoView(
+        name=name,
+        folder=str(place),
+        run=view,
+        question=question,
+        answer=answer,
+        command=command,
+        tries=_tries(name, place, answer.get("onejob_request_id", "")),
+    )
+
+
+def copy_example(name: str, folder: Path) -> Path:
+    """The example's files, copied where the user can change them; a file that is there already is never overwritten."""
+    examples = files("onejob") / "examples"
+    known = sorted(e.name for e in examples.iterdir() if e.is_dir() and e.name not in ("skeleton", "__pycache__"))
+    if name not in known:
+        raise NotFoundError(f"no example is called {name!r}", cure=f"Examples: {', '.join(known)}.")
+    if folder.exists() and not folder.is_dir():
+        raise ConflictError("is a file, not a folder", place=str(folder), cure="Name another with --folder.")
+    with as_file(examples / name) as source:
+        for path in sorted(source.rglob("*")):
+            target = folder / path.relative_to(source)
+            if path.is_file() and "__pycache__" not in path.parts and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+    return folder
+
+
+def ask(url: str, question: Json) -> dict[str, Json]:
+    """Send one question to an endpoint, as any client would; gives its answer, with the ids from its headers."""
+    body = json.dumps(question).encode()
+    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        answer: dict[str, Json] = json.loads(reply.read())
+        ids = {"onejob_request_id": reply.headers["x-request-id"], "onejob_engine": reply.headers["x-onejob-engine"]}
+    return {**answer, **ids}
+
+
+def _tries(name: str, place: Path, request: str) -> tuple[str, ...]:
+    return (
+        f"onejob show {name}                what is served, and how it is asked",
+        *([f"onejob trace {request}   from that answer back to the source files"] if request else []),
+        f"onejob why {place}              why each step ran, or didn't have to",
+        f"onejob run {place}              again: nothing has changed, so nothing runs",
+        f"onejob run {place} --set train.epochs=6",
+        f"onejob stop {name}                end the endpoint",
+    )
+
+
+# ---- init --------------------------------------------------------------------------------------------------------
+
+
+def init(folder: str | Path, name: str | None = None, source: str | Path | None = None) -> InitView:
+    """Write a commented job.toml; with a CSV file, its columns are guessed from a sample of its rows."""
+    place = Path(folder)
+    target = place / "job.toml"
+    if target.exists():
+        raise ConflictError("is there already", place=str(target), cure="Change it, or name another folder.")
+    job = name or re.sub(r"[^a-z0-9_-]+", "-", place.resolve().name.lower()).strip("-") or "job"
+    if not job[0].isalpha():
+        job = f"job-{job}"
+    text = (files("onejob") / "examples" / "skeleton" / "job.toml").read_text()
+    values, notes = _guess(Path(source)) if source else ({}, ())
+    values = {"name": job, "source": "data.csv", "label": "label", "categories": "[]", "numbers": "[]", **values}
+    for key, value in values.items():
+        text = text.replace(f"@{key}@", value)
+    place.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)
+    return InitView(str(place), (str(target),), notes)
+
+
+def _guess(path: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Label, categories and numbers of a CSV file, from its first rows; every guess is told."""
+    try:
+        with path.open(newline="") as file:
+            rows = [row for _, row in zip(range(SAMPLE), csv.DictReader(file), strict=False)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SourceError(f"is not a CSV file: {error}", place=str(path)) from error
+    if not rows:
+        raise SourceError("has no rows under a header line", place=str(path))
+    columns = [name for name in rows[0] if name]
+    kinds = {name: _kind([row[name] for row in rows]) for name in columns}
+    label = _guess_label(columns, kinds)
+    features = [name for name in columns if name != label]
+    categories = [name for name in features if kinds[name] == "category"]
+    numbers = [name for name in features if kinds[name] == "number"]
+    left = [name for name in features if kinds[name] == "text"]
+    notes = [
+        f"the label is {label!r}",
+        f"categories: {', '.join(categories) or 'none'}",
+        f"numbers: {', '.join(numbers) or 'none'}",
+    ]
+    if left:
+        notes.append(f"left out, since nearly every value is another: {', '.join(left)}")
+    values = {
+        "source": str(path.resolve()),
+        "label": label,
+        "categories": json.dumps(categories, ensure_ascii=False),
+        "numbers": json.dumps(numbers, ensure_ascii=False),
+    }
+    return values, tuple(notes)
+
+
+def _kind(values: list[str | None]) -> str:
+    present = [value for value in values if value not in (None, "", "NA")]
+    distinct = len(set(present))
+    if present and all(_is_number(value or "") for value in present):
+        return "category" if distinct <= 2 else "number"
+    return "category" if distinct <= max(FEW, len(present) // 10) else "text"
+
+
+def _guess_label(columns: list[str], kinds: dict[str, str]) -> str:
+    for word in ("label", "target", "y", "class", "outcome", "churn", "late"):
+        for name in columns:
+            if name.lower() == word:
+                return name
+    return next((name for name in reversed(columns) if kinds[name] != "text"), columns[-1])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+# ---- doctor and schema -------------------------------------------------------------------------------------------
+
+
+def doctor(session: Session) -> DoctorView:
+    """Engines, executors, families and stores: available here, or why not and the cure."""
+    supports = [_plugin(name, path) for name, path in sorted(plugins.entries().items())]
+    supports += [_engine(name) for name in ("onnxruntime", "openvino", "pytorch")]
+    supports.append(_store(session))
+    capacity = session.executors["local"].capacity()
+    usage = shutil.disk_usage(session.home.root)
+    facts = {
+        "python": python_version(),
+        "platform": platform.platform(),
+        "cpus": capacity["cpus"],
+        "memory": capacity.get("memory"),
+        "gpus": len(capacity["gpus"]),
+        "ledger": re.sub(r"://[^@/]*@", "://", session.home.ledger_url),
+        "disk_free": usage.free,
+    }
+    return DoctorView(__version__, str(session.home.root), facts, tuple(supports), ())
+
+
+def _plugin(name: str, path: str) -> Support:
+    kind, _, short = name.partition("/")
+    try:
+        load(path)
+    except OnejobError as error:
+        missing = re.search(r"module '(\w+)'", error.message)
+        return Support(short, kind, False, error.message, plugins.cure(missing[1]) if missing else error.cure)
+    return Support(short, kind, True, path)
+
+
+ENGINE_MODULES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "pytorch": "torch"}
+
+
+def _engine(name: str) -> Support:
+    module = ENGINE_MODULES[name]
+    if plugins.is_missing(module):
+        return Support(name, "engine", False, f"{module} is not installed", plugins.cure(module))
+    return Support(name, "engine", True, plugins.version_of(module))
+
+
+def _store(session: Session) -> Support:
+    kind = "sqlite" if session.home.ledger_url.startswith("sqlite") else "postgresql"
+    return Support(kind, "store", True, "the ledger of this home")
+
+
+def schema() -> Json:
+    """The JSON Schema of a job file, for editors."""
+    return jobs.schema(STAGES, RUN)

@@ -1,0 +1,73 @@
+"""Lineage: from an artifact back over the executions that made it to the source files, as a chain of nodes."""
+
+from __future__ import annotations
+
+import datetime
+
+from onejob.core.artifact import Artifact, short
+from onejob.core.records import Execution
+from onejob.errors import NotFoundError
+from onejob.loop.session import Session
+from onejob.loop.views import Node
+
+
+def lineage(session: Session, digest: str, execution: str | None = None, depth: int = 0) -> list[Node]:
+    """The artifact, the execution that left it (the one named, else the newest), its run and inputs, and so on down.
+
+    What two branches share (a dataset that both training and choosing read) is written out once.
+    """
+    return _walk(session, digest, execution, depth, set())
+
+
+def _walk(session: Session, digest: str, execution: str | None, depth: int, seen: set[str]) -> list[Node]:
+    artifact = session.ledger.get_artifact(digest)
+    names = ", ".join(ref.name for ref in session.ledger.list_refs() if ref.digest == artifact.digest)
+    if artifact.digest in seen:
+        return [Node(depth, artifact.kind, names or short(digest), artifact.digest, "as above")]
+    seen.add(artifact.digest)
+    nodes = [Node(depth, artifact.kind, names or short(digest), artifact.digest, _about(artifact))]
+    if artifact.kind == "source":
+        return nodes + _files(session, artifact, depth + 1)
+    made = _producer(session, artifact.digest, execution)
+    if made is None:
+        return nodes
+    nodes.append(_step_node(session, made, depth + 1))
+    for name in sorted(made.inputs, key=lambda name: (name != "dataset", name)):
+        nodes += _walk(session, made.inputs[name], None, depth + 2, seen)
+    return nodes
+
+
+def _producer(session: Session, digest: str, execution: str | None) -> Execution | None:
+    if execution:
+        try:
+            return session.ledger.get_execution(execution)
+        except NotFoundError:
+            pass
+    made = session.ledger.producers(digest)
+    return made[0] if made else None
+
+
+def _step_node(session: Session, made: Execution, depth: int) -> Node:
+    at = datetime.datetime.fromtimestamp(made.created).isoformat(" ", "seconds")
+    return Node(
+        depth, "execution", f"{made.run}/{made.step}", "", f"{made.id} on {made.host}, {at}, key {short(made.key)}"
+    )
+
+
+def _files(session: Session, artifact: Artifact, depth: int) -> list[Node]:
+    places = session.ledger.locations(artifact.digest)
+    return [Node(depth, "file", entry.path, entry.digest, places.get(entry.path, "")) for entry in artifact.files]
+
+
+def _about(artifact: Artifact) -> str:
+    meta = artifact.meta
+    match artifact.kind:
+        case "dataset":
+            splits = meta.get("splits", {})
+            return ", ".join(f"{name} {split['rows']:,} rows" for name, split in splits.items())
+        case "checkpoint":
+            train = meta.get("train", {})
+            return ", ".join(f"{key} {value:,}" for key, value in train.items() if isinstance(value, int))
+        case "engine" | "candidate":
+            return f"{meta.get('engine')} {meta.get('precision')}"
+    return f"{len(artifact.files)} file{'s' if len(artifact.files) != 1 else ''}"

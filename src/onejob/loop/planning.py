@@ -1,0 +1,89 @@
+"""From a job to a plan: each stage plans in turn, and hands on what it will leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from onejob import plugins
+from onejob.core.job import Job
+from onejob.core.plan import Input, Output, Plan, Serving, Step, Upstream
+from onejob.data import spec as data
+from onejob.errors import JobFileError
+from onejob.monitor import spec as monitor
+from onejob.optimize import spec as optimize
+from onejob.runs.spec import RunSpec
+from onejob.serve import spec as serve
+from onejob.train import spec as train
+
+STAGES: Mapping[str, type[Any]] = {
+    "data": data.Spec,
+    "train": train.Spec,
+    "optimize": optimize.Spec,
+    "serve": serve.Spec,
+    "monitor": monitor.Spec,
+}
+RUN = RunSpec
+
+PLANNERS: Mapping[str, Callable[[Any, Upstream], Plan]] = {
+    "data": data.plan,
+    "train": train.plan,
+    "optimize": optimize.plan,
+    "serve": serve.plan,
+}
+
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "train": ("dataset",),
+    "optimize": ("checkpoint", "dataset"),
+    "serve": ("engine", "checkpoint"),
+}
+"""Stage -> kinds of artifact of which it needs: all; for serve, one."""
+
+
+def plan_job(job: Job) -> Plan:
+    """Plan every stage of a job; JobFileError where a stage lacks what an earlier one would leave."""
+    upstream = _start(job)
+    steps: list[Step] = []
+    serving: Serving | None = None
+    for stage, spec in job.stages.items():
+        if stage not in PLANNERS:
+            continue
+        _require(job, stage, upstream)
+        plan = PLANNERS[stage](spec, upstream)
+        steps += [_with_run_options(step, job) for step in plan.steps]
+        serving = plan.serving or serving
+        left: dict[str, Input] = {name: Output(step.name, name) for step in plan.steps for name in step.outputs}
+        upstream = replace(upstream, outputs={**upstream.outputs, **left})
+    return Plan(tuple(steps), serving, _refs(job.name, upstream.outputs))
+
+
+def _start(job: Job) -> Upstream:
+    family = ""
+    if data_spec := job.stages.get("data"):
+        family = plugins.resolve("family", data_spec.family, f"{job.path} [data] family")  # type: ignore[attr-defined]
+    return Upstream(job.name, str(job.project), job.run.seed, {}, plugins.entries(), family)
+
+
+def _require(job: Job, stage: str, upstream: Upstream) -> None:
+    needed = NEEDS.get(stage, ())
+    have = [kind for kind in needed if kind in upstream.outputs]
+    if needed and (not have if stage == "serve" else len(have) < len(needed)):
+        missing = " or a ".join(needed) if stage == "serve" else next(k for k in needed if k not in have)
+        table = {"dataset": "data", "checkpoint": "train"}.get(missing, "train")
+        raise JobFileError(
+            [f"{job.path} [{stage}]: needs a {missing}, and no table leaves one. Add a [{table}] table."]
+        )
+
+
+def _with_run_options(step: Step, job: Job) -> Step:
+    """Options of [run] that every step sees: plain environment variables count in its key."""
+    return replace(step, env=dict(job.run.env))
+
+
+def _refs(job: str, outputs: Mapping[str, Input]) -> dict[str, Output]:
+    kinds = [kind for kind in ("dataset", "checkpoint", "engine") if isinstance(outputs.get(kind), Output)]
+    refs = {f"{job}/{kind}@latest": outputs[kind] for kind in kinds}
+    if kinds and kinds[-1] != "dataset":
+        refs[f"{job}/{kinds[-1]}@champion"] = outputs[kinds[-1]]
+    return {name: output for name, output in refs.items() if isinstance(output, Output)}

@@ -1,0 +1,173 @@
+"""kill -9 at every state: the next `onejob run` ends with the same digests, no orphan process, no half artifact."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Project, make_project
+
+from onejob.core.artifact import digest_file
+from onejob.core.faults import VARIABLE
+from onejob.testing.faults import POINTS
+
+LOOP_POINTS = sorted(point for point in POINTS if point.split(".")[0] in ("loop", "task", "ingest"))
+PROCESS_POINTS = sorted(point for point in POINTS if point.split(".")[0] in ("shim", "step"))
+TRAIN_POINTS = ["train.step:3", "train.step:7", "checkpoint.after_shard:2", "checkpoint.before_manifest:2"]
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The digests of uninterrupted runs: of the data job, and of the training job with two ranks."""
+    data = make_project(tmp_path_factory.mktemp("truth"), stages="data")
+    data.steps()
+    train = make_project(tmp_path_factory.mktemp("truth-train"), stages="train", processes=2)
+    train.steps()
+    return {"data": data.digests()["dataset"], "checkpoint": train.digests()["checkpoint"]}
+
+
+def assert_whole(project: Project) -> None:
+    """Nothing is left of what was killed: no process, no half blob; every blob is what its name says."""
+    deadline = time.monotonic() + 10
+    while project.processes() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert project.processes() == []
+    blobs = [path for path in (project.home / "blobs").rglob("*") if path.is_file()]
+    assert blobs
+    assert [path for path in blobs if digest_file(path) != path.name] == []
+    done = project.cli("verify", "tiny/dataset@latest")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("point", [*LOOP_POINTS, *PROCESS_POINTS])
+def test_killed_at_a_fault_point_the_next_run_ends_the_same(tmp_path, truth, point):
+    project = make_project(tmp_path)
+    died = project.cli("run", "job.toml", env={VARIABLE: point})
+    assert died.returncode != 0, f"{point} was never passed: {died.stdout}{died.stderr}"
+    project.steps()
+    assert project.digests()["dataset"] == truth["data"]
+    assert_whole(project)
+
+
+@pytest.mark.parametrize("point", TRAIN_POINTS)
+def test_ranks_killed_in_training_resume_to_the_same_bytes(tmp_path, truth, point):
+    project = make_project(tmp_path, stages="train", processes=2)
+    died = project.cli("run", "job.toml", env={VARIABLE: point})
+    assert died.returncode != 0, f"{point} was never passed: {died.stdout}{died.stderr}"
+    project.steps()
+    assert project.digests()["checkpoint"] == truth["checkpoint"]
+    assert_whole(project)
+
+
+def start(project: Project, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "onejob", *args],
+        cwd=project.folder,
+        env={**os.environ, "ONEJOB_HOME": str(project.home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(what, seconds: float = 60):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := what():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("waited in vain")
+
+
+def slow_training(root: Path) -> Project:
+    """A job whose training takes long enough to be killed in the middle."""
+    project = make_project(root, stages="train")
+    job = (project.folder / "job.toml").read_text()
+    project.write("job.toml", job.replace("epochs = 2", "epochs = 400"))
+    return project
+
+
+def metric_lines(project: Project) -> int:
+    return sum(len(path.read_bytes().splitlines()) for path in (project.home / "work").glob("*/metrics.jsonl"))
+
+
+def test_the_supervisor_is_killed_and_the_next_run_adopts_its_training(tmp_path):
+    project = slow_training(tmp_path)
+    first = start(project, "run", "job.toml")
+    wait_for(lambda: metric_lines(project) > 20)
+    first.kill()
+    first.wait()
+    assert project.processes(), "training goes on without its supervisor"
+    steps = project.steps()
+    assert steps["train"]["state"] == "done"
+    executions = [path.name for path in (project.home / "work").iterdir() if (path / "metrics.jsonl").exists()]
+    assert len(executions) == 1, "it was adopted, not started again"
+    assert project.processes() == []
+
+
+def test_sigterm_in_training_saves_and_the_next_run_resumes(tmp_path):
+    project = slow_training(tmp_path)
+    first = start(project, "run", "job.toml")
+    wait_for(lambda: metric_lines(project) > 20)
+    first.send_signal(signal.SIGTERM)
+    out, _ = first.communicate(timeout=30)
+    assert first.returncode == 10, out
+    assert project.processes() == []
+    assert list((project.home / "scratch").glob("*/**/*.json")), "a checkpoint was saved"
+    shown = project.steps()["train"]
+    assert shown["state"] == "done"
+    measured = project.json("show", "tiny/checkpoint@latest")["executions"][0]["measured"]
+    assert measured["resumed_from"] > 0
+
+
+def test_disk_full_while_a_blob_is_written(tmp_path):
+    project = make_project(tmp_path)
+    project.home.mkdir()
+    small = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(project.home)], capture_output=True, check=False
+    )
+    if small.returncode:
+        pytest.skip(f"needs the right to mount a tmpfs: {small.stderr.decode()}")
+    try:
+        project.write("rows.csv", (project.folder / "rows.csv").read_text() * 1)
+        filler = project.home / "filler"
+        ledger = project.cli("ps")
+        assert ledger.returncode == 0, ledger.stderr
+        free = shutil.disk_usage(project.home).free
+        filler.write_bytes(b"x" * max(0, free - 60_000))
+        failed = project.cli("run", "job.toml")
+        assert failed.returncode != 0
+        assert "space" in failed.stderr.lower(), failed.stderr
+        filler.unlink()
+        project.steps()
+        assert_whole(project)
+    finally:
+        subprocess.run(["umount", "-l", str(project.home)], check=False)
+
+
+def test_a_flipped_byte_is_found_named_and_mended_by_running_again(tmp_path):
+    project = make_project(tmp_path)
+    project.steps()
+    before = project.digests()["dataset"]
+    shard = next(
+        f
+        for f in project.json("show", "tiny/dataset@latest")["artifacts"][0]["files"]
+        if f["path"].startswith("train/")
+    )
+    blob = project.home / "blobs" / shard["digest"][:2] / shard["digest"]
+    blob.chmod(0o644)
+    data = bytearray(blob.read_bytes())
+    data[len(data) // 2] ^= 1
+    blob.write_bytes(data)
+    done = project.cli("verify", "tiny/dataset@latest")
+    assert done.returncode == 6
+    assert shard["path"] in done.stdout + done.stderr
+    project.json("run", "job.toml", "--force")
+    assert project.digests()["dataset"] == before
+    assert_whole(project)
