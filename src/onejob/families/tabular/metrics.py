@@ -31,14 +31,10 @@ SURE = 1e-7  # a float32 probability can be exactly 0 or 1; its logarithm must s
 
 def score(label: Array, outputs: Mapping[str, Array]) -> dict[str, float]:
     """{metric: value} of encoded labels [n] and outputs [n, k]; InferenceError if an output is not finite."""
-    for name, values in outputs.items():
-        if (
-            values.dtype.kind == "f"
-            and (bad := np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))).size
-        ):
-            raise InferenceError(f"output {name!r} is not finite in {bad.size} rows, the first is row {bad[0]}")
     if not len(label):
         return {}
+    for name, values in outputs.items():
+        _require_finite(name, values)
     if "logit" in outputs:
         return _binary(label, sigmoid(outputs["logit"]))
     if "probability" in outputs:
@@ -65,6 +61,14 @@ def auc(label: Array, scores: Array) -> float | None:
     rank = last - (counts - 1) / 2  # average rank, from 1, of the rows with equal score
     above = float(rank[group.reshape(-1)][positive].sum()) - positives * (positives + 1) / 2
     return above / (positives * negatives)
+
+
+def _require_finite(name: str, values: Array) -> None:
+    if values.dtype.kind != "f":
+        return
+    bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+    if bad.size:
+        raise InferenceError(f"output {name!r} is not finite in {bad.size} rows, the first is row {bad[0]}")
 
 
 def _binary(label: Array, probability: Array) -> dict[str, float]:

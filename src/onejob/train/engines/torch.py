@@ -1,8 +1,8 @@
 """Trains with PyTorch: one process, or a gang of ranks that hold the same model and share each batch.
 
-A step depends on (seed, step, rows of its global batch) and on the state before it; nothing else. So a training that is
-killed and goes on from a checkpoint ends with the same bytes as one that never was. The loss of a batch is the mean over
-its rows whatever the ranks: each adds (sum of its rows' losses) / (rows of the batch), also where it has no rows.
+A step depends on (seed, step, rows of its global batch) and on the state before it, nothing else. So a training that
+is killed and goes on from a checkpoint ends with the same bytes as one that never was. The loss of a batch is the mean
+over its rows whatever the ranks: each adds (sum of its rows' losses) / (rows of the batch), also where it has no rows.
 """
 
 from __future__ import annotations
