@@ -1,6 +1,6 @@
 """What every table of the job file shares: the strict model, resources, durations, sizes.
 
-A knob is one typed field with a sentence: it gives the key, the JSON Schema, the page docs/job.md, the form and the check.
+A knob is one typed field with a sentence: it gives the key, the JSON Schema, docs/job.md, the form and the check.
 A field marked `uncounted` (where a step runs, with how much memory, how often it is retried) never enters a step key.
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from onejob.core.artifact import Json
 
 UNCOUNTED = "onejob_uncounted"
+WORDS = "onejob_words"
+"""In a JSON Schema: what a type is, in plain words, for the reference page."""
 
 
 class Model(BaseModel):
@@ -70,8 +72,24 @@ def parse_size(value: Any) -> Any:
     return int(float(match[1]) * _SIZE[match[2]])
 
 
-Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
-Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+def _written(number: str, units: str, words: str) -> WithJsonSchema:
+    """The JSON Schema of what a person may write: a number, or text with a unit."""
+    text = {"type": "string", "pattern": rf"^\s*\d+(\.\d+)?\s*({units})\s*$"}
+    return WithJsonSchema({"anyOf": [{"type": number, "exclusiveMinimum": 0}, text], WORDS: words})
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    Field(gt=0),
+    _written("number", "|".join(_DURATION), "duration: seconds, or text such as '15m'"),
+]
+Size = Annotated[
+    int,
+    BeforeValidator(parse_size),
+    Field(gt=0),
+    _written("integer", "|".join(_SIZE), "size: bytes, or text such as '2GiB'"),
+]
 
 
 class Resources(Model):
