@@ -150,7 +150,7 @@ def _dump(ledger: SqlLedger, out: IO[bytes]) -> tuple[dict[str, int], dict[str, 
             counts[table.name] = 0
             found = connection.execution_options(yield_per=BATCH).execute(text(f"SELECT * FROM {table.name}"))
             for mapping in found.mappings():
-                row: dict[str, Any] = dict(mapping.items())
+                row: dict[str, Any] = {str(name): value for name, value in mapping.items()}
                 out.write(json.dumps({"table": table.name, "row": row}).encode() + b"\n")
                 counts[table.name] += 1
                 if table.name == "artifact":

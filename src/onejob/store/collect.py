@@ -6,8 +6,8 @@ than the grace period, named or not. The rest goes in an order that no claim, pu
 
 1. An execution whose outputs are to go is forgotten first, in one transaction that refuses if somebody has asked for
    its key of late or a run that goes on is attached to it. From then on its key is no longer "done".
-2. The marks are made anew, and artifacts that are still unmarked are dropped from the catalogue, in one transaction that
-   refuses those that something refers to, or that were added again of late.
+2. The marks are made anew, and artifacts that are still unmarked are dropped from the catalogue, in one transaction
+   that refuses those that something refers to, or that were added again of late.
 3. A blob that no artifact of the catalogue names is deleted, unless it was put again of late (`delete_older`).
 
 A crash in between leaves less to free for the next time, and nothing broken.
