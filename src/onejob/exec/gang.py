@@ -101,6 +101,7 @@ class Gang:
                     asked.add((process.pid, process.start))
                     processes.send(process.pid, process.start, signal.SIGTERM)
             self.wait(0.02)
+        self._reap()  # what is left are zombies; in many containers nobody else would take them away
         return len(killed)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from onejob.core.artifact import Json
 from onejob.core.context import write_json
 from onejob.core.faults import reach
 from onejob.core.ports import Status, Support, Task
-from onejob.errors import ConflictError, OnejobError, StorageFullError, UnavailableError
+from onejob.errors import ConflictError, OnejobError, RankError, StorageFullError, UnavailableError
 from onejob.exec import folder
 from onejob.machines import inventory, processes
 
@@ -103,32 +103,36 @@ class LocalExecutor:
     def _wait_for_start(self, task: Task, child: int) -> Json:
         give_up, pause = self.clock() + START_LIMIT, 0.002
         while True:
-            ended = self._ended(child)  # asked first: what it has left is there by then
+            ended = self._ended(child)  # asked before we look: what it has left is there by then
             if folder.read(task.work, folder.STARTED):
                 return _started_handle(task)
-            if ended or self.clock() >= give_up:
+            if ended is not None or self.clock() >= give_up:
                 break
             self.sleep(pause)
             pause = min(pause * 1.5, 0.05)
         if not revoke(task.work):
             return _started_handle(task)
+        if ended is not None and os.WIFSIGNALED(ended):
+            raise RankError("its shim was killed before it started", place=str(task.work))
         raise UnavailableError(
             f"the shim did not start: {_last_words(task.work) or 'it said nothing'}",
             place=str(task.work),
-            cure=f"Try `{sys.executable} -m onejob.exec.shim` by hand; it must find the package onejob.",
+            cure=f"See that `{sys.executable} -m onejob.exec.shim` finds the package onejob.",
         )
 
     def _reap(self) -> None:
         for child in tuple(self._children):
             self._ended(child)
 
-    def _ended(self, child: int) -> bool:
+    def _ended(self, child: int) -> int | None:
+        """The wait status of a child that has ended, and is reaped by this; None while it runs."""
         try:
-            ended = os.waitpid(child, os.WNOHANG)[0] != 0
+            pid, ended = os.waitpid(child, os.WNOHANG)
         except ChildProcessError:
-            ended = True  # reaped by somebody else in this process
-        if ended:
-            self._children.discard(child)
+            pid, ended = child, 0  # reaped by somebody else in this process
+        if pid == 0:
+            return None
+        self._children.discard(child)
         return ended
 
 
@@ -139,9 +143,11 @@ def adopt(work: Path) -> Json | None:
 
 
 def revoke(work: Path) -> bool:
-    """Give up on a task that seems not to have started: True if it never will, False if it has."""
-    if not work.is_dir():
-        return True
+    """Give up on a task that seems not to have started: True if it never will, False if it has.
+
+    A supervisor that is slow, and not dead as was thought, may be about to start it: so the folder is made if need be.
+    """
+    work.mkdir(parents=True, exist_ok=True)
     folder.claim_start(work, {"revoked": True, "time": time.time()})
     return "revoked" in folder.read(work, folder.STARTED)
 
@@ -156,7 +162,7 @@ def status(handle: Json) -> Status:
     if ended := _exit_status(work):  # it ended between the two looks
         return ended
     sweep(handle)
-    return Status("gone", reason="its shim was killed, or the machine was restarted")
+    return Status("gone", reason=_last_words(work) or "its shim was killed, or the machine was restarted")
 
 
 def sweep(handle: Json) -> None:
@@ -268,6 +274,7 @@ def _spawn_shim(task: Task) -> int:
 
 
 def _last_words(work: Path) -> str:
+    """The last line of what a shim that broke had to say."""
     with contextlib.suppress(OSError):
         lines = (work / folder.SHIM_ERRORS).read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""

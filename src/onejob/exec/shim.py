@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 
@@ -76,13 +76,14 @@ class Supervision:
         self.order, self.work, self.gang, self.log, self.stop, self.clock = order, work, gang, log, stop, clock
         self.began = self.beaten = self.weighed = clock()
         self.reported = 0.0
+        self.killed_before = processes.killed_for_memory()
 
     def run(self) -> Verdict:
         verdict = self._start()
         reach("shim.after_ranks")
         while self.gang.pids and verdict is None:
             ended = self.gang.wait(self._pause())
-            verdict = decide.failed(ended, self.order.processes) or self._look()
+            verdict = self._failed(ended) or self._look()
         deadline = self.clock() + (self.order.grace if self.gang.pids else LEFTOVERS_GRACE)
         if self.gang.pids:
             assert verdict is not None
@@ -103,6 +104,12 @@ class Supervision:
             reason = f"could not start {self.order.argv[0]!r}: {error.strerror or error}"
             return Verdict(decide.NO_START_CODE, "start", reason, len(self.gang.pids))
         return None
+
+    def _failed(self, ended: dict[int, int]) -> Verdict | None:
+        verdict = decide.failed(ended, self.order.processes)
+        if verdict and verdict.code == decide.KILLED_CODE and processes.killed_for_memory() > self.killed_before:
+            return replace(verdict, reason=f"{verdict.reason} while the machine was out of memory")
+        return verdict
 
     def _look(self) -> Verdict | None:
         """What time, memory, the supervisor and the ranks that haven't arrived have to say."""

@@ -1,8 +1,8 @@
 """What a result may depend on, of this Python and this machine: distributions, the interpreter, the hardware.
 
 importlib.metadata reads every RECORD anew, each time it is asked which distribution provides a module. Here what was
-read is remembered, with inode, time and size of the files that it came from, and the folders of sys.path are listed anew
-each time: so a package that is upgraded while we run is seen at once, and asking again takes milliseconds.
+read is remembered, with inode, time and size of the files that it came from, and the folders of sys.path are listed
+anew each time: so a package that is upgraded while we run is seen at once, and asking again takes milliseconds.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def distributions(modules: Iterable[str]) -> dict[str, str]:
     A requirement counts if its marker holds here, and with the extras that are asked for; one that isn't installed has
     the version "absent". Modules that no distribution provides (the standard library's, the user's own) are left out.
     """
-    wanted: frozenset[str] = frozenset(module.partition(".")[0] for module in modules) - sys.stdlib_module_names
+    wanted = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names
     installed = {found.name: found for found in reversed(list(_installed()))}  # the first on the path wins
-    providers = [found for found in installed.values() if wanted & _remember(_read_modules, found.folder, _modules)]
-    return _with_requirements([found.name for found in providers], installed)
+    provided = {name: _remember(_read_modules, found.folder, _modules) for name, found in installed.items()}
+    return _with_requirements([name for name, names in provided.items() if names & wanted], installed)
 
 
 def python_version() -> str:

@@ -136,6 +136,15 @@ def memory(processes: list[Process], limit: int) -> int:
     return rough if rough <= limit else sum(_proportional(process) for process in processes)
 
 
+def killed_for_memory() -> int:
+    """How many processes the kernel has killed for want of memory since boot."""
+    try:
+        lines = (PROC / "vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
 def _proportional(process: Process) -> int:
     try:
         lines = (PROC / str(process.pid) / "smaps_rollup").read_bytes().splitlines()
