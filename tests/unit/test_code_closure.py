@@ -146,8 +146,8 @@ def test_a_module_named_like_one_of_the_standard_library_counts_and_is_warned_ab
     code = closure(["a"], project, table="train")
     assert set(code.project) == {"a.py", "statistics.py", "b.py"}
     assert code.warnings == (
-        "statistics.py: has the name of a module of the standard library, so that either may be imported. Rename it, or "
-        "declare 'statistics' in [train] imports.",
+        "statistics.py: has the name of a module of the standard library, so that either may be imported. Rename it, "
+        "or declare 'statistics' in [train] imports.",
     )
     assert closure(["a"], project, imports=["statistics"]).warnings == ()
 
@@ -202,8 +202,8 @@ def test_a_compiled_module_counts_by_its_bytes(write: Write) -> None:
     code = closure(["a"], project, table="train")
     assert code.project[name].digest == digest_bytes(b"machine code")
     assert code.warnings == (
-        f"{name}: a compiled module: its bytes count, what it imports and reads can't be seen. Declare that, and 'fast' "
-        "itself, in [train] imports.",
+        f"{name}: a compiled module: its bytes count, what it imports and reads can't be seen. Declare that, and "
+        "'fast' itself, in [train] imports.",
     )
     assert closure(["a"], project, imports=["fast"]).warnings == ()
 
@@ -219,8 +219,8 @@ def test_code_outside_the_project_that_is_no_copy_is_warned_about_and_counts_onc
     code = closure(["a"], project)
     assert code.modules == ("mylib",)
     assert code.warnings == (
-        "a.py:2: module 'mylib' lies outside the project and isn't installed as a copy, so a change in it doesn't count "
-        "in the key. Declare 'mylib' in imports.",
+        "a.py:2: module 'mylib' lies outside the project and isn't installed as a copy, so a change in it doesn't "
+        "count in the key. Declare 'mylib' in imports.",
     )
     declared = closure(["a"], project, imports=["mylib"])
     assert set(declared.project) == {"a.py", "mylib/__init__.py", "mylib/deep.py"}

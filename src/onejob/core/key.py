@@ -169,6 +169,10 @@ def _packages(name: str, old: Json, new: Json, _old: StepKey, _new: StepKey) -> 
         yield Change(f"packages.{package}", before, after, text)
 
 
+def _python(name: str, old: Json, new: Json, _old: StepKey, _new: StepKey) -> Iterator[Change]:
+    yield Change(name, old, new, f"Python {old} -> {new}")
+
+
 _RULES: Mapping[str, Rule] = {
     "code": _code,
     "options": _plain("option"),
@@ -178,7 +182,7 @@ _RULES: Mapping[str, Rule] = {
     "world": _plain("world size"),
     "threads": _plain("threads"),
     "hardware": _plain("hardware"),
-    "python": _plain("Python"),
+    "python": _python,
     "entry": _plain("entry"),
     "stage": _plain("stage"),
     "step": _plain("step"),
