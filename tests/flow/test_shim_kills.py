@@ -72,6 +72,13 @@ def test_a_killed_shim_takes_everything_along(executor: LocalExecutor, tmp_path:
     assert not living(trace)
 
 
+def test_ranks_die_with_their_shim_though_nobody_looks(executor: LocalExecutor, tmp_path: Path, trace: str) -> None:
+    handle = executor.submit(make_task(tmp_path, SLEEP, processes=2, arrive=None))
+    wait_until((tmp_path / "ready").exists, "a rank")
+    os.kill(handle["pid"], signal.SIGKILL)
+    wait_until(lambda: not living(trace), "the ranks to die by themselves")
+
+
 def test_a_task_that_ends_leaves_nothing(executor: LocalExecutor, tmp_path: Path) -> None:
     code = FAMILY.rpartition("time.sleep(600)")[0]
     handle = executor.submit(make_task(tmp_path, code))

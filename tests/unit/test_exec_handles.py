@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onejob.core.ports import Status, Task
-from onejob.errors import UnavailableError
+from onejob.errors import RankError, UnavailableError
 from onejob.exec import folder, local
 from onejob.exec.local import LocalExecutor, adopt, revoke, status
 from onejob.machines import processes
@@ -65,6 +65,17 @@ def test_on_another_machine_and_not_heard_of(tmp_path: Path) -> None:
     os.utime(tmp_path / "started.json", (1, 1))
     assert status(handle).state == "gone"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["started.json"]
+
+
+def test_a_shim_that_does_not_start_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 1.0, local.START_LIMIT + 1.0])
+    monkeypatch.setattr(local, "_spawn_shim", lambda task: os.getpid())
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: (0, 0))
+    executor = LocalExecutor(clock=lambda: next(times), sleep=lambda seconds: None)
+    with pytest.raises(RankError, match="did not start within 60 s") as caught:
+        executor.submit(Task("t", ("x",), tmp_path, {}))
+    assert caught.value.retryable
+    assert folder.read(tmp_path, folder.STARTED)["revoked"]
 
 
 def test_adopting(tmp_path: Path) -> None:

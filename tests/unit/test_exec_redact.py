@@ -48,6 +48,10 @@ def test_nothing_to_hide() -> None:
     assert stream({}, [b"a", b"\xff"]) == b"a\xff"
 
 
+def test_text_that_can_not_be_utf_8_comes_out_writable() -> None:
+    assert Redactor({"T": "token"}).text("a\udcff token \ud800") == "a\\udcff ***T*** \\ud800"
+
+
 def test_bytes_that_are_no_text_go_through() -> None:
     assert Redactor({"T": "token"}).data(b"\xff\x00token\xfe") == b"\xff\x00***T***\xfe"
 

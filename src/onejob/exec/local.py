@@ -112,7 +112,9 @@ class LocalExecutor:
             pause = min(pause * 1.5, 0.05)
         if not revoke(task.work):
             return _started_handle(task)
-        if ended is not None and os.WIFSIGNALED(ended):
+        if ended is None:
+            raise RankError(f"its shim did not start within {START_LIMIT:g} s", place=str(task.work))
+        if os.WIFSIGNALED(ended):
             raise RankError("its shim was killed before it started", place=str(task.work))
         raise UnavailableError(
             f"the shim did not start: {_last_words(task.work) or 'it said nothing'}",

@@ -29,7 +29,8 @@ class Redactor:
         self.pattern = re.compile(b"|".join(re.escape(needle) for needle in ordered)) if ordered else None
 
     def text(self, value: str) -> str:
-        return self.data(value.encode(errors="surrogateescape")).decode(errors="surrogateescape")
+        """The text without secrets; what can't be UTF-8 (half a file name, say) is spelt out as an escape."""
+        return self.data(value.encode(errors="backslashreplace")).decode()
 
     def data(self, value: bytes) -> bytes:
         return self.pattern.sub(self._mask, value) if self.pattern else value
@@ -97,10 +98,10 @@ def _beginning(data: bytes, start: int, needles: Iterable[bytes]) -> int:
     """Where the longest tail of data[start:] that a secret begins with starts; len(data) if there is none."""
     best = len(data)
     for needle in needles:
-        for position in range(max(start, len(data) - len(needle) + 1), best):
-            if needle.startswith(data[position:]):
-                best = position
-                break
+        position = data.find(needle[:1], max(start, len(data) - len(needle) + 1), best)
+        while position >= 0 and not needle.startswith(data[position:]):
+            position = data.find(needle[:1], position + 1, best)
+        best = position if position >= 0 else best
     return best
 
 
