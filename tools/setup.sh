@@ -83,7 +83,7 @@ install() {
     say "installing onejob[$extra] with the versions of constraints.txt (a few minutes the first time) ..."
     began=$(date +%s)
     rm -f "$stamp"-*
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input --root-user-action=ignore \
+    .venv/bin/python -m pip install -qq --disable-pip-version-check --no-input --root-user-action=ignore \
         -c constraints.txt -e ".[$extra]" \
         || fail "pip could not install onejob" "read pip's message above; running the same command again goes on from there"
     say "installed in $(($(date +%s) - began)) s"

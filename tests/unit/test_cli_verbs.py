@@ -87,7 +87,7 @@ RESULTS: dict[str, tuple[list[str], Any, list[str]]] = {
             (PlannedStep("data", "cached"), PlannedStep("train", "run", "helper.py changed")),
             "flights",
         ),
-        ["2 steps, 1 to run", "helper.py changed", "endpoint flights"],
+        ["2 steps: 1 cached, 1 to run", "helper.py changed", "endpoint flights"],
     ),
     "run": (
         ["job.toml"],
@@ -113,7 +113,6 @@ RESULTS: dict[str, tuple[list[str], Any, list[str]]] = {
         ),
         [
             "run 12 is done",
-            "e1f2a3b4c5d6",
             "auc  0.7031",
             "train: train loss by step: 0.4",
             "┤",
@@ -161,10 +160,10 @@ RESULTS: dict[str, tuple[list[str], Any, list[str]]] = {
     "gc": (["--dry-run"], GcView(True, 1, 2, 0, 4096), ["would free 4.0 KiB: 1 artifact, 2 blobs"]),
     "backup": (
         ["there"],
-        BackupView("there", 5, 1024, 3, 2),
-        ["backed up to there: 3 runs, 5 blobs (1.0 KiB), 2 there already"],
+        BackupView("there", 5, 1024, 3),
+        ["backed up to there: 3 runs, 5 blobs (1.0 KiB)"],
     ),
-    "restore": (["."], BackupView(".", 5, 1024, 3), ["restored from .: 3 runs, 5 blobs"]),
+    "restore": ([__file__], BackupView(__file__, 5, 1024, 3), [f"restored from {__file__}: 3 runs, 5 blobs"]),
 }
 """Verb -> arguments, what its command gives, and what must be on the screen."""
 
@@ -345,7 +344,7 @@ def test_ctrl_c_ends_with_130(calls: Calls, onejob: Run) -> None:
 
 
 def test_damage_and_lacks_are_told_by_the_exit_code_too(calls: Calls, onejob: Run) -> None:
-    damage = Damage(DIGEST, "checkpoint", "model.safetensors", "changed", "/blobs/91/91bc", "run the job again")
+    damage = Damage(DIGEST, "checkpoint", "model.safetensors", "damaged", "/blobs/91/91bc", "run the job again")
     calls.give("verify", VerifyView("12", 3, 7, 4096, (damage,)))
     code, out, _ = onejob("verify", "12")
     assert code == 6
@@ -394,6 +393,51 @@ def test_the_help_of_the_whole_lists_verbs_by_what_one_wants(onejob: Run) -> Non
         for verb, text in verbs.items():
             assert f"  {verb}" in out
             assert text.split()[0] in out
+
+
+def test_measured_candidates_are_a_table(calls: Calls, onejob: Run) -> None:
+    latency = [{"batch": 1, "p50_ms": 0.5}, {"batch": 64, "p50_ms": 2.5}]
+    measured = {
+        "chosen": "fp32",
+        "budget": {"metric": "auc", "drop": 0.005},
+        "candidates": {
+            "fp32": {"accepted": True, "auc": 0.7031, "latency": latency},
+            "int8": {"accepted": False, "reason": "loses too much"},
+        },
+    }
+    execution = ExecutionView("e1f2a3b4c5d6e7f8", "optimize.choose", "flights", 12, "done", measured=measured)
+    calls.give("show", ShowView("12/optimize.choose", "step", executions=(execution,)))
+    out = onejob("show", "12/optimize.choose")[1]
+    assert "e1f2a3b4c5d6" in out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["budget.drop", "0.005"] in lines
+    assert ["name", "accepted", "auc", "reason"] in lines
+    assert ["fp32", "true", "0.7031"] in lines
+    assert ["int8", "false", "loses", "too", "much"] in lines
+    assert ["name", "batch", "p50_ms"] in lines
+    assert ["fp32", "64", "2.5"] in lines
+
+
+def test_why_in_full_names_modules_not_each_function(calls: Calls, onejob: Run) -> None:
+    code = {"project": {"helper.py": {"digest": DIGEST, "parts": {"function scale": OTHER, "function f": OTHER}}}}
+    why = StepWhy("train", 12, "ran", "first time", components={"seed": 7, "code": code})
+    calls.give("why", WhyView("12/train", (why,)))
+    assert "helper.py" not in onejob("why", "12/train")[1]
+    out = onejob("why", "12/train", "-v")[1]
+    assert ["code.project.helper.py", DIGEST[:12]] in [line.split() for line in out.splitlines()]
+    assert "scale" not in out
+
+
+def test_diff_leaves_lists_to_json(calls: Calls, onejob: Run) -> None:
+    changes = (Change("train.options.lr", 0.1, 0.2, "lr"), Change("measured.steps", [1], [2]))
+    code = Change("train.code.project", DIGEST, OTHER, "helper.py changed (function scale)")
+    calls.give("diff", DiffView("11", "12", (*changes, code)))
+    out = onejob("diff", "11", "12")[1]
+    assert "measured.steps" not in out
+    assert "and 1 list: --json has them" in out
+    assert "function scale" in out
+    calls.give("diff", DiffView("11", "12"))
+    assert onejob("diff", "11", "12")[1] == "11 and 12 don't differ\n"
 
 
 def test_nothing_yet_is_a_hint(calls: Calls, onejob: Run) -> None:

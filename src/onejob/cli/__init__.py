@@ -42,7 +42,7 @@ VERBS: Mapping[str, Mapping[str, str]] = {
     "Keep": {
         "stop": "Stop a run or an endpoint.",
         "gc": "Free what nothing refers to any more.",
-        "backup": "Copy the ledger and all blobs into one folder.",
+        "backup": "Write the ledger and all blobs into one file.",
         "restore": "Read a backup back into a home folder.",
     },
 }

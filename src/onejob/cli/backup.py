@@ -1,4 +1,4 @@
-"""`onejob backup`: ledger and blobs, copied into one folder while work goes on."""
+"""`onejob backup`: ledger and blobs in one file, written while work goes on."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from onejob.loop.views import BackupView
 @verb(
     "backup",
     examples=[
-        ("onejob backup /mnt/backup/onejob", "the first time everything, later only what is new"),
+        ("onejob backup /mnt/backup/onejob.tar", "everything that this home remembers"),
     ],
 )
-@click.argument("target", type=click.Path(file_okay=False))
+@click.argument("target", metavar="FILE", type=click.Path(dir_okay=False))
 def command(call: Call, target: str) -> None:
-    """Copy the ledger and all blobs into a folder; safe while runs are going on.
+    """Write the ledger and all blobs that it names into one tar file; safe while runs are going on.
 
-    Blobs that the folder holds already are not copied again. `onejob restore` reads it back.
+    The file is whole or not there: it is written aside and then renamed. `onejob restore` reads it back, into SQLite or
+    PostgreSQL, whichever the backup came from.
     """
     with call.session() as session:
         view = commands.backup(session, target)
@@ -30,5 +31,5 @@ def command(call: Call, target: str) -> None:
 
 def render(view: BackupView, what: str) -> RenderableType:
     """One line."""
-    new = f"{output.plural(view.blobs, 'blob')} ({output.size(view.size)})"
-    return f"{what} {view.path}: {output.plural(view.runs, 'run')}, {new}, {view.skipped:,} there already"
+    blobs = f"{output.plural(view.blobs, 'blob')} ({output.size(view.size)})"
+    return f"{what} {view.path}: {output.plural(view.runs, 'run')}, {blobs}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Mapping
 
 import click
 from rich.console import Group, RenderableType
@@ -12,6 +14,8 @@ from onejob.cli.options import Call, sets, verb
 from onejob.errors import UnavailableError
 from onejob.loop import commands
 from onejob.loop.views import CheckView
+
+WORDS: Mapping[str, str] = {"run": "to run", "unknown": "not known before that"}
 
 
 @verb(
@@ -44,9 +48,10 @@ def command(call: Call, job: str, sets: tuple[str, ...], schema: bool) -> int | 
 def render(view: CheckView) -> RenderableType:
     """A line, the steps, what is missing, what is worth a warning."""
     rows = [(step.name, output.state(step.verdict), step.reason) for step in view.steps]
-    count = sum(step.verdict == "run" for step in view.steps)
+    verdicts = Counter(step.verdict for step in view.steps)
+    counts = ", ".join(f"{count} {WORDS.get(verdict, verdict)}" for verdict, count in verdicts.items())
     parts: list[RenderableType] = [
-        f"{view.path}: the job {view.job!r} is sound: {output.plural(len(view.steps), 'step')}, {count} to run",
+        f"{view.path}: the job {view.job!r} is sound: {output.plural(len(view.steps), 'step')}: {counts}",
         output.table(["step", "would be", "why"], rows),
     ]
     if view.endpoint:

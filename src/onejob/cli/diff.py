@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import click
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
 from onejob.cli import output
 from onejob.cli.options import Call, verb
 from onejob.loop import commands
-from onejob.loop.views import DiffView
+from onejob.loop.views import Change, DiffView
 
 
 @verb(
@@ -32,5 +32,14 @@ def render(view: DiffView) -> RenderableType:
     """One row for each difference."""
     if not view.changes:
         return f"{view.a} and {view.b} don't differ"
-    rows = [(c.component, output.cell(c.old), output.cell(c.new), c.text) for c in view.changes]
-    return output.table(["what", view.a, view.b, ""], rows)
+    single = [change for change in view.changes if not isinstance(change.new, list | dict)]
+    rows = [(c.component, output.cell(c.old), output.cell(c.new), _note(c)) for c in single]
+    parts: list[RenderableType] = [output.table(["what", view.a, view.b, ""], rows)]
+    if len(single) < len(view.changes):
+        parts.append(output.muted(f"and {output.plural(len(view.changes) - len(single), 'list')}: --json has them"))
+    return Group(*parts)
+
+
+def _note(change: Change) -> str:
+    """Digests of code say nothing to a person; which functions changed does."""
+    return change.text if ".code." in f".{change.component}" else ""

@@ -10,6 +10,9 @@ from onejob.errors import UnavailableError
 from onejob.loop import commands
 from onejob.loop.views import DoctorView
 
+SIZES = frozenset({"memory", "disk_free"})
+"""Facts that are bytes."""
+
 
 @verb(
     "doctor",
@@ -32,7 +35,7 @@ def command(call: Call) -> int | None:
 
 def render(view: DoctorView) -> RenderableType:
     """Facts, then a row for each plugin, then problems."""
-    facts = {name: output.number(value) for name, value in view.facts.items()}
+    facts = {name: output.size(value) if name in SIZES else output.cell(value) for name, value in view.facts.items()}
     rows = [
         (s.kind, s.name, output.state("available" if s.available else "not here"), s.detail, s.cure)
         for s in view.supports

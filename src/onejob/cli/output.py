@@ -21,6 +21,7 @@ from onejob.core.artifact import Json, short
 
 PIPE_WIDTH = 200
 MOST_CELL = 72
+AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 STYLES: Mapping[str, str] = {
     "done": "green",
     "ready": "green",
@@ -34,9 +35,10 @@ STYLES: Mapping[str, str] = {
     "would run": "cyan",
     "failed": "red",
     "lost": "red",
-    "changed": "red",
+    "damaged": "red",
+    "source changed": "red",
+    "source gone": "yellow",
     "missing": "red",
-    "unreadable": "red",
     "not here": "yellow",
     "cancelled": "yellow",
     "stopping": "yellow",
@@ -73,14 +75,12 @@ def size(count: float) -> str:
 
 
 def ago(time: float | None, now: float) -> str:
-    """`just now`, `5 min ago`, `3 d ago`; one unit is enough here."""
+    """`8 s ago`, `5 min ago`, `3 d ago`; one unit is enough here."""
     if time is None:
         return ""
     seconds = max(0.0, now - time)
-    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= length:
-            return f"{seconds // length:.0f} {unit} ago"
-    return "just now"
+    length, unit = next(pair for pair in AGES if seconds >= pair[0] or pair[0] == 1)
+    return f"{seconds // length:.0f} {unit} ago"
 
 
 def number(value: Json) -> str:
@@ -145,17 +145,33 @@ def panel(values: Mapping[str, str | Text]) -> Table:
 
 
 def sheet(values: Mapping[str, Json]) -> RenderableType:
-    """Any JSON object as a person reads it: nested names joined by dots, and a table for each list of objects."""
-    flat = dict(_flat(values))
-    lists = {name: value for name, value in flat.items() if _is_list_of_objects(value)}
-    parts: list[RenderableType] = []
-    if single := {name: cell(value) for name, value in flat.items() if name not in lists}:
-        parts.append(panel(single))
-    for name, rows in lists.items():
-        columns = list(dict.fromkeys(key for row in rows for key, _ in _flat(row)))
-        cells = [[cell(dict(_flat(row)).get(key, "")) for key in columns] for row in rows]
-        parts += [muted(name), table(columns, cells)]
+    """Any JSON object as a person reads it: a line for each value, and tables for what comes several times."""
+    single: dict[str, Json] = {}
+    tables: dict[str, list[dict[str, Json]]] = {}
+    for name, value in _flat(values):
+        if _are_objects(value):
+            tables[name] = [dict(_flat(row)) for row in value]
+        elif isinstance(value, Mapping) and value:
+            _spread(name, value, tables)
+        else:
+            single[name] = value
+    parts: list[RenderableType] = [panel({name: cell(value) for name, value in single.items()})] if single else []
+    for name, rows in tables.items():
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        parts += [muted(name), table(columns, [[cell(row.get(key, "")) for key in columns] for row in rows])]
     return Group(*parts)
+
+
+def _spread(name: str, things: Mapping[str, Mapping[str, Json]], tables: dict[str, list[dict[str, Json]]]) -> None:
+    """Named objects of one shape as a table with a row each; lists of objects in them as tables of their own."""
+    for thing, values in things.items():
+        row: dict[str, Json] = {"name": thing}
+        for key, value in _flat(values):
+            if _are_objects(value):
+                tables.setdefault(f"{name}: {key}", []).extend({"name": thing, **dict(_flat(item))} for item in value)
+            else:
+                row[key] = value
+        tables.setdefault(name, []).append(row)
 
 
 def cell(value: Json) -> str:
@@ -169,15 +185,17 @@ def cell(value: Json) -> str:
 
 
 def _flat(values: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
+    """Nested names joined by dots; objects that come several times are left whole."""
     for name, value in values.items():
-        if isinstance(value, Mapping) and value:
+        several = isinstance(value, Mapping) and len(value) > 1 and _are_objects(list(value.values()))
+        if isinstance(value, Mapping) and value and not several:
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
 
-def _is_list_of_objects(value: Json) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) for item in value)
+def _are_objects(value: Json) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) and item for item in value)
 
 
 def title(text: str) -> Text:

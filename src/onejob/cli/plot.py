@@ -1,6 +1,6 @@
 """Line plots in the terminal: metrics over steps or epochs, drawn with braille dots.
 
-A cell holds 2 x 4 dots, so a plot of 60 x 8 cells has 120 x 32 points. Pure: numbers in, text out.
+A cell holds 2 x 4 dots, so a plot of 48 x 8 cells has 96 x 32 points. Pure: numbers in, text out.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from onejob.cli.output import number
 from onejob.core.artifact import Json
 
-WIDTH = 60
+WIDTH = 48
 HEIGHT = 8
 POSITIONS = ("step", "epoch", "time")
-"""What may be on the x axis, the finest one first; times count from the first one, in seconds."""
-NOT_VALUES = frozenset({"step", "epoch", "time", "split", "rank", "seconds"})
+"""What may be on the x axis, the finest one first; scores on held-out rows go by epoch. Times count from the first."""
+NOT_VALUES = frozenset({"step", "epoch", "time", "split", "rank", "seconds", "lr", "rows_per_s"})
+"""Places and speeds: kept in the metrics, but no curve that one wants to see."""
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of a braille cell, by row and column."""
@@ -29,7 +30,8 @@ def series(lines: Sequence[Mapping[str, Json]]) -> dict[str, list[tuple[float, f
     found: dict[str, list[tuple[float, float]]] = {}
     first = next((float(line["time"]) for line in lines if _finite(line.get("time"))), 0.0)
     for position, line in enumerate(lines):
-        axis = next((name for name in POSITIONS if _finite(line.get(name))), "line")
+        order = POSITIONS if line.get("split", "train") == "train" else ("epoch", *POSITIONS)
+        axis = next((name for name in order if _finite(line.get(name))), "line")
         x = float(line.get(axis, position)) - (first if axis == "time" else 0.0)
         for name, value in line.items():
             if name not in NOT_VALUES and _finite(value):

@@ -12,12 +12,12 @@ from onejob.loop import commands
 @verb(
     "restore",
     examples=[
-        ("onejob restore /mnt/backup/onejob --home /srv/onejob", "into a new home folder"),
+        ("onejob restore /mnt/backup/onejob.tar --home /srv/onejob", "into a new home folder"),
     ],
 )
-@click.argument("source", type=click.Path(exists=True, file_okay=False))
+@click.argument("source", metavar="FILE", type=click.Path(exists=True, dir_okay=False))
 def command(call: Call, source: str) -> None:
-    """Read a backup into the home folder, which must be new or empty; every blob is hashed on the way.
+    """Read a backup into the home folder, which must be new or empty; every blob is hashed on the way in.
 
     Runs that were going on when the backup was made are picked up by the next `onejob run` or `onejob up`.
     """

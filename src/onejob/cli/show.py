@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import click
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 
 from onejob.cli import output, plot, ps, run, trace
@@ -49,9 +50,9 @@ def render(view: ShowView, now: float, *, verbose: bool = False) -> RenderableTy
         parts.append(run.render(view.run))
     if view.endpoint:
         parts.append(ps.endpoints((view.endpoint,)))
-    if view.executions:
+    if view.executions and (verbose or not view.run):
         parts += [output.title("Executions"), executions(view.executions, now)]
-        parts += [measured(execution) for execution in view.executions if execution.measured or execution.error]
+    parts += [measured(execution) for execution in view.executions if execution.measured or execution.error]
     parts += curves(view)
     if len(view.artifacts) == 1:
         parts += [output.title("Artifact"), artifact(view.artifacts[0], now, verbose=verbose)]
@@ -72,7 +73,7 @@ def executions(views: tuple[ExecutionView, ...], now: float) -> RenderableType:
             output.state(e.state),
             output.duration(e.seconds),
             output.ago(e.created, now),
-            f"{e.executor} {e.host}".strip(),
+            f"{e.executor} {e.host.partition('/')[0]}".strip(),
         )
         for e in views
     ]
@@ -88,15 +89,13 @@ def measured(view: ExecutionView) -> RenderableType:
 
 
 def curves(view: ShowView) -> list[RenderableType]:
-    """A plot for each metric of each step, as far as they fit on a screen or two."""
+    """A plot for each metric of each step, side by side as the width allows."""
     drawn = [
         plot.plot(f"{step}: {title}", points)
         for step, lines in view.metrics.items()
         for title, points in plot.series(lines).items()
     ]
-    parts: list[RenderableType] = []
-    for text in drawn[:MOST_PLOTS]:
-        parts += ["", text]
+    parts: list[RenderableType] = ["", Columns(drawn[:MOST_PLOTS], padding=(1, 4))] if drawn else []
     if len(drawn) > MOST_PLOTS:
         parts.append(output.muted(f"and {len(drawn) - MOST_PLOTS} more curves: --json has every line"))
     return parts

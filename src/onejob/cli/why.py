@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 from rich.console import Group, RenderableType
 
 from onejob.cli import output
 from onejob.cli.options import Call, verb
+from onejob.core.artifact import Json
 from onejob.loop import commands
 from onejob.loop.views import Change, StepWhy, WhyView
 
@@ -41,7 +44,7 @@ def render(view: WhyView, *, verbose: bool = False) -> RenderableType:
         if step.changes:
             parts.append(table(step.changes))
         if verbose and step.components:
-            parts.append(output.sheet(step.components))
+            parts.append(output.sheet(components(step)))
     return Group(*parts)
 
 
@@ -52,7 +55,18 @@ def sentence(step: StepWhy) -> str:
     return f"{step.step} {step.verdict}{where}: {step.reason}{against}"
 
 
+def components(step: StepWhy) -> dict[str, Json]:
+    """Every component of the key; of a module its digest, not that of each function in it."""
+    return {name: _digests(value) if name.startswith("code") else value for name, value in step.components.items()}
+
+
+def _digests(modules: Json) -> Json:
+    if not isinstance(modules, Mapping):
+        return modules
+    return modules["digest"] if "digest" in modules else {name: _digests(value) for name, value in modules.items()}
+
+
 def table(changes: tuple[Change, ...]) -> RenderableType:
     """What differs, old and new side by side."""
-    rows = [(change.component, output.cell(change.old), output.cell(change.new), change.text) for change in changes]
-    return output.table(["what", "before", "now", ""], rows)
+    rows = [(change.component, output.cell(change.old), output.cell(change.new)) for change in changes]
+    return output.table(["what", "before", "now"], rows)

@@ -259,7 +259,7 @@ class Damage:
     kind: str
     path: str
     problem: str
-    """`changed`, `missing` or `unreadable`."""
+    """`damaged`, `missing`, `source changed` or `source gone`."""
     where: str = ""
     """The path on disk."""
     cure: str = ""
@@ -293,14 +293,12 @@ class GcView:
 
 @dataclass(frozen=True, slots=True)
 class BackupView:
-    """A backup that was written, or read back."""
+    """A backup file that was written, or read back."""
 
     path: str
     blobs: int = 0
     size: int = 0
     runs: int = 0
-    skipped: int = 0
-    """Blobs that were there already."""
 
 
 @dataclass(frozen=True, slots=True)
