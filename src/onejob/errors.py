@@ -49,7 +49,9 @@ class OnejobError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.place}: {self.message}" if self.place else self.message
-        return f"{text} {self.cure}" if self.cure else text
+        if not self.cure:
+            return text
+        return f"{text} {self.cure}" if text.endswith((".", "?", "!", ":", "\n")) else f"{text}. {self.cure}"
 
     def to_json(self) -> dict[str, str]:
         """The error as data: class, place, message, cure; `from_json` makes it again."""

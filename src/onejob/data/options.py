@@ -13,10 +13,10 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 
 from onejob.core.artifact import Json
-from onejob.core.spec import Model
+from onejob.core.spec import WORDS, Model
 
 Type = Literal["int", "float", "text", "bool", "date", "datetime"]
 """The types that a column can be declared as, or cast to."""
@@ -249,5 +249,31 @@ def _mistakes(model: type[Model], error: ValidationError) -> str:
     return "; ".join(lines)
 
 
-StepLine = Annotated[StepCall, BeforeValidator(parse_step)]
+def _schema() -> dict[str, Json]:
+    """The JSON Schema of a line: every built-in step with its options, or any function of the user's."""
+    own = {"type": "string", "pattern": rf"^{_USER.pattern}$"}
+    return {
+        "anyOf": [
+            {"enum": list(STEPS)},
+            *(
+                {
+                    "type": "object",
+                    "properties": {name: model.model_json_schema()},
+                    "required": [name],
+                    "additionalProperties": False,
+                }
+                for name, model in STEPS.items()
+            ),
+            own,
+            {
+                "type": "object",
+                "patternProperties": {own["pattern"]: {"type": "object"}},
+                "additionalProperties": False,
+            },
+        ],
+        WORDS: "step: 'name', { name = { options } }, 'module:function' or { 'module:function' = { options } }",
+    }
+
+
+StepLine = Annotated[StepCall, BeforeValidator(parse_step), WithJsonSchema(_schema())]
 """A line of `steps`, as pydantic reads it."""

@@ -31,7 +31,9 @@ class Format(Model):
         "auto", description="What the files are; `auto` goes by the ending of their names."
     )
     separator: str = Field(",", min_length=1, max_length=1, description="CSV: what stands between two values.")
-    header: bool = Field(True, description="CSV: whether the first line names the columns.")
+    header: bool = Field(
+        True, description="CSV: whether the first line names the columns; else they are column_1, column_2 …"
+    )
     nulls: list[str] = Field(
         [], description="CSV: texts that mean 'missing', such as 'NA'; an empty field always does."
     )

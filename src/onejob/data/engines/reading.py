@@ -7,6 +7,7 @@ the column, the row and the value. Rows are counted from 1, without the header.
 from __future__ import annotations
 
 import errno
+import glob
 import gzip
 import shutil
 import zipfile
@@ -14,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import polars as pl
 
@@ -57,7 +58,12 @@ class Table:
 
 def read_table(name: str, folder: Path, how: Format, unpacked: Path) -> Table:
     """The files under an input's folder, in the order of their names, as one lazy table."""
-    paths = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda p: p.relative_to(folder).parts)
+    paths = sorted((path for path in folder.rglob("*") if not path.is_dir()), key=lambda p: p.relative_to(folder).parts)
+    gone = [path.relative_to(folder).as_posix() for path in paths if not path.exists()]
+    if gone:
+        raise SourceError(
+            "is gone since the job was planned", place=gone[0], cure="Put it back, and run the job again."
+        )
     if not paths:
         raise SourceError("there is no file", place=f"table {name!r}")
     files = tuple(
@@ -68,9 +74,10 @@ def read_table(name: str, folder: Path, how: Format, unpacked: Path) -> Table:
     _refuse_different(files, frames)
     names = frames[0].collect_schema().names()
     frame = pl.concat([each.select(names) for each in frames], how="vertical_relaxed") if len(frames) > 1 else frames[0]
-    if frame.head(1).collect().height == 0:
+    table = Table(name, files, how, frame)
+    if _is_empty(table):
         raise SourceError("has no rows", place=files[0].name, cure="Is it the right file?")
-    return Table(name, files, how, frame)
+    return table
 
 
 def check_readable(table: Table) -> None:
@@ -80,6 +87,14 @@ def check_readable(table: Table) -> None:
             _scan(file, table.format).collect()
         except READ_ERRORS as error:
             raise blame.unreadable(file.name, file.path, file.kind, table.format, error) from error
+
+
+def _is_empty(table: Table) -> bool:
+    try:
+        return table.frame.head(1).collect().height == 0
+    except READ_ERRORS:
+        check_readable(table)
+        raise
 
 
 # ---- packed files ------------------------------------------------------------------------------------------------
@@ -161,25 +176,20 @@ def _scan(file: SourceFile, how: Format) -> pl.LazyFrame:
 
 def _scan_csv(file: SourceFile, how: Format) -> pl.LazyFrame:
     blame.refuse_cut_line(file.name, file.path, how)
+
+    def scan(**types: Any) -> pl.LazyFrame:
+        nulls = list(how.nulls) or None
+        return pl.scan_csv(
+            file.path, has_header=how.header, separator=how.separator, null_values=nulls, glob=False, **types
+        )
+
+    inferred = scan(infer_schema_length=None).collect_schema()
+    names = inferred.names() if how.header else [f"column_{index + 1}" for index in range(len(inferred))]
     # declared columns come as text, so that a value of another type can be shown as it stands in the file
-    frame = pl.scan_csv(
-        file.path,
-        has_header=how.header,
-        separator=how.separator,
-        null_values=list(how.nulls) or None,
-        schema_overrides=dict.fromkeys(how.types, pl.String),
-        infer_schema_length=None,
-        glob=False,
-    )
-    # inferring reads the whole file: once is enough
-    return pl.scan_csv(
-        file.path,
-        has_header=how.header,
-        separator=how.separator,
-        null_values=list(how.nulls) or None,
-        schema=frame.collect_schema(),
-        glob=False,
-    )
+    schema = {
+        name: pl.String() if name in how.types else dtype for name, dtype in zip(names, inferred.dtypes(), strict=True)
+    }
+    return scan(schema=schema)
 
 
 def _scan_parquet(file: SourceFile, how: Format) -> pl.LazyFrame:
@@ -191,7 +201,8 @@ def _scan_arrow(file: SourceFile, how: Format) -> pl.LazyFrame:
 
 
 def _scan_ndjson(file: SourceFile, how: Format) -> pl.LazyFrame:
-    return pl.scan_ndjson(file.path, infer_schema_length=None)
+    # this reader always expands patterns, so a folder called "runs [old]" must be escaped
+    return pl.scan_ndjson(glob.escape(str(file.path)), infer_schema_length=None)
 
 
 _SCANS = {"csv": _scan_csv, "parquet": _scan_parquet, "arrow": _scan_arrow, "ndjson": _scan_ndjson}

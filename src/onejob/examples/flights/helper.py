@@ -3,7 +3,9 @@
 import polars as pl
 
 
-def known_before_departure(flights, first, last, late_after=15):
+def known_before_departure(
+    flights: pl.LazyFrame, first: str, last: str, late_after: int = 15
+) -> tuple[pl.LazyFrame, dict[str, pl.LazyFrame]]:
     """Flights scheduled from `first` to `last`, with the label and the features that a schedule gives.
 
     Nothing that is measured later (departure and arrival times, time in the air) is among the features.
@@ -19,13 +21,12 @@ def known_before_departure(flights, first, last, late_after=15):
         departs=departs(),
         flight_id=pl.format("{}{}-{}-{}", "carrier", "flight", "origin", day),
         weekday=day.dt.strftime("%a"),
-        sched_hour=pl.format("{}", pl.col("sched_dep_time") // 100),
         minute_of_day=pl.col("sched_dep_time") // 100 * 60 + pl.col("sched_dep_time") % 100,
     )
     return arrived, {"cancelled": asked.filter(cancelled), "diverted": asked.filter(diverted)}
 
 
-def departs():
+def departs() -> pl.Expr:
     """The scheduled departure, as a moment: the UTC hour of the schedule plus the minutes, told in New York's time."""
     hour = pl.col("time_hour").str.to_datetime("%Y-%m-%dT%H:%M:%SZ", time_zone="UTC")
     return (hour + pl.duration(minutes="minute")).dt.convert_time_zone("America/New_York")
