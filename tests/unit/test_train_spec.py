@@ -49,18 +49,18 @@ def test_all_mistakes_are_reported_at_once():
     with pytest.raises(JobFileError) as caught:
         plan(spec, UPSTREAM)
     assert caught.value.mistakes == [
-        "[train] engine = 'torhc': no such engine. Did you mean 'torch'?",
-        "[train.model] hidden.0 = 0: Input should be greater than or equal to 1.",
-        "[train.model] dropout = 2: Input should be less than 1.",
-        "[train.model] unknown key 'hiden'. Did you mean 'hidden'?",
-        "[train] metric = 'aux': the family has no such score. Did you mean 'auc'?",
+        "[train] engine: no engine is called 'torhc'. Did you mean 'torch'?",
+        "[train] model.hidden[0]: 0 must be at least 1",
+        "[train] model.dropout: 2 must be less than 1.0",
+        "[train] model.hiden: unknown key 'hiden'. Did you mean 'hidden'?",
+        "[train] metric: the family has no score 'aux'. Did you mean 'auc'?",
     ]
 
 
 def test_what_it_can_not_do_is_said():
     with pytest.raises(JobFileError, match="torch engine trains on CPUs"):
         plan(Spec(resources={"gpus": 1}), UPSTREAM)
-    with pytest.raises(JobFileError, match=r"Add a table \[data\]"):
+    with pytest.raises(JobFileError, match=r"Add the table \[data\]"):
         plan(Spec(), replace(UPSTREAM, outputs={}))
     with pytest.raises(ValidationError):
         Spec(epochs=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from onejob.core.artifact import Json
+from onejob.core.artifact import Json, canonical
+from onejob.core.mistakes import mistakes_of, nearest, spell
 from onejob.core.plan import Needs, Plan, Step, Upstream
 from onejob.core.plugin import load
 from onejob.core.spec import Duration, StageSpec, counted, uncounted
@@ -60,12 +60,12 @@ def plan(spec: Spec, upstream: Upstream) -> Plan:
     mistakes: list[str] = []
     entry = upstream.plugins.get(f"train/{spec.engine}", ENTRY if spec.engine == "torch" else "")
     if not entry:
-        engines = sorted({"torch", *(n.removeprefix("train/") for n in upstream.plugins if n.startswith("train/"))})
-        mistakes.append(f"[train] engine = {spec.engine!r}: no such engine.{_near(spec.engine, engines)}")
+        engines = {"torch", *(name.removeprefix("train/") for name in upstream.plugins if name.startswith("train/"))}
+        mistakes.append(f"[train] engine: no engine is called {spec.engine!r}.{_hint(spec.engine, sorted(engines))}")
     if spec.engine == "torch" and spec.resources.gpus:
-        mistakes.append(f"[train.resources] gpus = {spec.resources.gpus:g}: the torch engine trains on CPUs. Use 0.")
+        mistakes.append(f"[train] resources.gpus: {spec.resources.gpus:g}: the torch engine trains on CPUs. Use 0.")
     if "dataset" not in upstream.outputs:
-        mistakes.append("[train]: there is no dataset to train on. Add a table [data].")
+        mistakes.append("[train]: there is no dataset to train on. Add the table [data].")
     model: Mapping[str, Json] = {}
     if upstream.family:
         with _project(upstream.project):
@@ -103,9 +103,11 @@ def _model(spec: Spec, family: str, mistakes: list[str]) -> Mapping[str, Json]:
     """[train.model] as the family's own options see it, with every default filled in."""
     options: type[BaseModel] = load(f"{family}.options:Options")
     try:
-        return options.model_validate(spec.model).model_dump(mode="json")
+        # JSON's strict mode, as for the rest of the job file
+        return options.model_validate_json(canonical(spec.model), strict=True).model_dump(mode="json")
     except ValidationError as error:
-        mistakes += [_mistake(options, dict(found)) for found in error.errors()]
+        found = mistakes_of(options, spec.model, error)
+        mistakes += [f"[train] {spell(('model', *mistake.path))}: {mistake.text}" for mistake in found]
         return {}
 
 
@@ -114,19 +116,11 @@ def _check_metric(spec: Spec, family: str, mistakes: list[str]) -> None:
         return
     known = list(load(f"{family}.metrics:HIGHER_IS_BETTER"))
     if spec.metric not in known:
-        mistakes.append(f"[train] metric = {spec.metric!r}: the family has no such score.{_near(spec.metric, known)}")
+        mistakes.append(f"[train] metric: the family has no score {spec.metric!r}.{_hint(spec.metric, known)}")
 
 
-def _mistake(options: type[BaseModel], found: Mapping[str, Any]) -> str:
-    path = [str(part) for part in found["loc"]]
-    if found["type"] == "extra_forbidden":
-        return f"[train.model] unknown key {path[-1]!r}.{_near(path[-1], list(options.model_fields))}"
-    return f"[train.model] {'.'.join(path)} = {found['input']!r}: {found['msg']}."
-
-
-def _near(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
+def _hint(name: str, known: list[str]) -> str:
+    return nearest(name, known) or f" Known: {', '.join(known)}."
 
 
 @contextmanager
