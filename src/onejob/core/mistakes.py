@@ -223,7 +223,6 @@ _WORDS: Mapping[str, str | Callable[[_Fault], str]] = {
     "datetime_type": "is not a time, such as 2013-02-20T12:00:00",
     "datetime_parsing": "is not a time, such as 2013-02-20T12:00:00",
     "datetime_from_date_parsing": "is not a time, such as 2013-02-20T12:00:00",
-    "path_type": "is not a path (text in quotes)",
     "value_error": _own,
     "assertion_error": _own,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
@@ -24,8 +24,8 @@ previous artifact through. Unknown keys are mistakes, and all mistakes are repor
 `--set train.lr=0.01` overrides one value; it is read as TOML, or else as text. `onejob check --schema` prints the JSON
 Schema of the file, for editors.
 
-The column *key* says whether a value counts in the step key: `yes`, if the step runs again when it changes; `no`, if
-it only decides where and how the step runs. A default of `-` means that a value must be given.
+The column *counts* says whether a value counts in the [step key](design/keys.md): `yes`, if the step runs again when it
+changes; `no`, if it only decides where and how the step runs. A default of `-` means that a value must be given.
 """
 
 
@@ -41,7 +41,7 @@ class _Row:
 def schema(stages: Mapping[str, type[StageSpec]], run: type[Model]) -> dict[str, Json]:
     """The JSON Schema (2020-12) of a job file with these tables."""
     whole = _whole(stages, run).model_json_schema()
-    plain = _without_null({name: value for name, value in whole.items() if name not in ("title", "description")})
+    plain = _without_null({name: value for name, value in whole.items() if name != "description"})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "onejob job file",
@@ -50,7 +50,11 @@ def schema(stages: Mapping[str, type[StageSpec]], run: type[Model]) -> dict[str,
     }
 
 
-def reference(stages: Mapping[str, type[StageSpec]], run: type[Model]) -> str:
+Details = Mapping[str, Sequence[tuple[str, type[BaseModel]]]]
+"""Table -> (title, model): what a key of it may hold beyond what the table's own model says."""
+
+
+def reference(stages: Mapping[str, type[StageSpec]], run: type[Model], details: Details | None = None) -> str:
     """The page docs/job.md, in Markdown."""
     models: dict[str, type[BaseModel]] = {**stages, "run": run}
     known = [table for table in TABLES if table in models]
@@ -64,6 +68,9 @@ def reference(stages: Mapping[str, type[StageSpec]], run: type[Model]) -> str:
         shared = _shared(model)
         about = " ".join((model.__doc__ or "").split())
         parts.append(f"## [{table}]\n\n{about}\n\n{_table(model, skip=shared)}")
+        for title, detail in (details or {}).get(table, ()):
+            about = " ".join((detail.__doc__ or "").split())
+            parts.append(f"### {title}\n\n{about}\n\n{_table(detail, skip=frozenset())}")
     return "\n".join(parts)
 
 
@@ -84,7 +91,12 @@ def _without_null(value: Json) -> Json:
         return [_without_null(item) for item in value]
     if not isinstance(value, dict):
         return value
-    plain = {key: _without_null(item) for key, item in value.items() if not (key == "default" and item is None)}
+    plain = {
+        key: _without_null(item)
+        for key, item in value.items()
+        # a title is only the key again; a key that is called so holds a schema, not text
+        if item is not None and not (key == "title" and isinstance(item, str))
+    }
     if "anyOf" in plain:
         choices = [choice for choice in plain["anyOf"] if choice != {"type": "null"}]
         if len(choices) == 1:
@@ -110,7 +122,7 @@ def _like(model: type[BaseModel], name: str) -> bool:
 def _table(model: type[BaseModel], skip: frozenset[str]) -> str:
     schema = _without_null(model.model_json_schema())
     rows = list(_rows(model, schema.get("$defs", {}), "", skip, True, (model,)))
-    lines = ["| key | type | default | key | |", "|---|---|---|---|---|"]
+    lines = ["| key | type | default | counts | meaning |", "|---|---|---|---|---|"]
     lines += [
         f"| `{row.key}` | {_cell(row.words)} | {_cell(row.default)} | {'yes' if row.counted else 'no'} "
         f"| {_cell(row.description)} |"
@@ -133,10 +145,14 @@ def _rows(
         if name in skip:
             continue
         counts = counted and not _uncounted(info)
-        inner = [(path, found) for path, found in _models_within(info.annotation, "") if found not in above]
-        words = _words(properties.get(name, {}), definitions)
+        written = properties.get(name, {})
+        words = _words(written, definitions)
+        # where it says in its own words what is written, the model is not what is written
+        inner = [] if WORDS in str(written) else list(_models_within(info.annotation, ""))
         yield _Row(f"{start}{name}", words, _default(info), counts, info.description or "")
         for path, found in inner:
+            if found in above:  # a table that may hold itself
+                continue
             yield from _rows(found, definitions, f"{start}{name}{path}.", frozenset(), counts, (*above, found))
 
 
@@ -208,7 +224,8 @@ def _list_words(schema: Mapping[str, Json], definitions: Mapping[str, Json]) -> 
         return f"list of {len(entries)}: {', '.join(_words(entry, definitions) for entry in entries)}"
     least = schema.get("minItems")
     some = f", at least {least}" if least else ""
-    return f"list of {_words(schema.get('items', {}), definitions)}{some}"
+    words = _words(schema.get("items", {}), definitions)
+    return f"list of ({words}){some}" if " or " in words and WORDS not in schema["items"] else f"list of {words}{some}"
 
 
 def _bounds(schema: Mapping[str, Json]) -> str:
@@ -219,7 +236,7 @@ def _bounds(schema: Mapping[str, Json]) -> str:
         "maximum": "at most",
     }
     words = [f"{text} {canonical(schema[name]).decode()}" for name, text in said.items() if name in schema]
-    return f", {' and '.join(words)}" if words else ""
+    return f" ({' and '.join(words)})" if words else ""
 
 
 def _cell(text: str) -> str:

@@ -8,6 +8,7 @@ parts (functions, classes, constants, decorators, imports) only serve to tell a 
 from __future__ import annotations
 
 import ast
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ BY_NAME = frozenset(
 """Functions that import the module which their first argument names."""
 
 TOP = "top-level code"
+_QUIET = threading.Lock()
+"""Warnings are silenced for a whole process: two threads at it would leave them silenced."""
 _SKIPPED = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 """Fields that say nothing about meaning: load or store follows from the place, `kind` is the u of u"text"."""
 
@@ -84,7 +87,7 @@ def scan(source: bytes) -> Scan:
 
 def parse(source: bytes | str) -> ast.Module:
     """The syntax tree; a module's own SyntaxWarnings are its business at run time, not here."""
-    with warnings.catch_warnings():
+    with _QUIET, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)
 

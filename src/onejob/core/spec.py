@@ -121,8 +121,11 @@ class StageSpec(Model):
     )
     imports: list[str] = Field(
         [],
-        description="Modules of the project that a step reaches in a way that can't be followed (a dynamic import).",
+        description="Modules of the project that a step reaches in a way that can't be followed (a dynamic import); "
+        "'helper.py:load' says that nothing else is reached by that function.",
     )
     reads: list[str] = Field(
-        [], description="Files of the project that a step reads by path; their bytes count in the key."
+        [],
+        description="Files, folders and globs of the project that a step reads by path; their bytes count in the key; "
+        "'helper.py:load' says that nothing else is read by that function.",
     )
