@@ -70,7 +70,7 @@ def decide(waiting: Sequence[tuple[int, int]], age: int, recent: int, limits: Li
     """How many of the waiting requests to run now as one batch, or None to wait for more.
 
     `waiting`: (rows, group) of each, oldest first; a batch holds a run of one group. `age`: how long the oldest has
-    waited. `recent`: requests in flight when the last batch started. A request bigger than a batch runs alone, in pieces.
+    waited. `recent`: requests in flight at the last start. A request bigger than a batch runs alone, in pieces.
     """
     rows, taken = 0, 0
     for amount, group in waiting:

@@ -35,6 +35,7 @@ _KEPT = frozenset(
         b"expect",
         b"x-request-id",
         b"inference-header-content-length",
+        b"transfer-encoding",
     )
 )
 _LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -137,6 +138,7 @@ class Connection(asyncio.Protocol):
         self._field_bytes = 0
         self._chunks: list[bytes] = []
         self._body_bytes = 0
+        self._upgrading: Exchange | None = None
         self._deaf = False
         """No more requests are taken from this client."""
         self._writable = True
@@ -183,10 +185,8 @@ class Connection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._deaf = True  # the request itself is answered as HTTP/1.1; what follows is another protocol
-            if not self._exchanges:
-                self._end()
+        except httptools.HttpParserUpgrade as upgrade:
+            self._stay(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._refuse(400, f"malformed HTTP request: {error}")
         if not self._in_body and self._current is None:
@@ -194,10 +194,26 @@ class Connection(asyncio.Protocol):
         elif not self._in_body and self._head_bytes > MAX_HEAD:
             self._refuse_head()
 
+    def _stay(self, rest: bytes) -> None:
+        """An upgrade to another protocol (curl --http2 asks for one) is ignored: parse the request again without it.
+
+        The parser itself would take the body for the other protocol's bytes.
+        """
+        exchange, self._upgrading = self._upgrading, None
+        if exchange is None:
+            return
+        if not exchange.expects:
+            exchange.headers.pop(b"expect", None)  # it has been told to continue
+        headers = b"".join(b"%b: %b\r\n" % pair for pair in exchange.headers.items())
+        self._parser = httptools.HttpRequestParser(self)
+        self.data_received(b"%b %b HTTP/1.1\r\n%b\r\n" % (exchange.method, exchange.url, headers) + rest)
+
     def eof_received(self) -> bool:
         self._deaf = True
-        if self._current is not None and self._current not in self._exchanges:
-            self._current = None  # half a request: nobody waits for its answer
+        if self._current is not None:  # half a request: nobody waits for its answer
+            if self._current in self._exchanges:
+                self._exchanges.remove(self._current)
+            self._current = None
         return bool(self._exchanges)  # True keeps the writing side open for the answers that are due
 
     def pause_writing(self) -> None:
@@ -236,7 +252,9 @@ class Connection(asyncio.Protocol):
         self._in_body = True
         self._exchanges.append(exchange)
         length = exchange.headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max_body:
+        if exchange.method == b"CONNECT":
+            self._refuse(405, "Method Not Allowed")
+        elif length.isdigit() and int(length) > self._max_body:
             self._refuse(413, f"the body is larger than {self._max_body} bytes")
         elif exchange.headers.get(b"expect", b"").lower() == b"100-continue" and not exchange.old:
             exchange.expects = True
@@ -257,6 +275,10 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             return
         self._current, self._in_body, self._head_bytes = None, False, 0
+        if self._parser.should_upgrade():
+            self._upgrading = exchange
+            self._exchanges.remove(exchange)
+            return
         exchange.expects = False
         exchange.keep_alive = bool(self._parser.should_keep_alive()) and not self._deaf
         if not exchange.keep_alive:

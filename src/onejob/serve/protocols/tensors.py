@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,14 @@ from onejob.core.tensor import DATATYPES
 from onejob.errors import BadRequestError
 
 Array = np.ndarray[Any, Any]
-_KINDS = {"BOOL": "b", "BYTES": "OUS", "FP16": "fiu", "FP32": "fiu", "FP64": "fiu"}
+_WHOLE: frozenset[type] = frozenset({int})
+_PLAIN: Mapping[str, frozenset[type]] = {
+    "b": frozenset({bool}),
+    "i": _WHOLE,
+    "u": _WHOLE,
+    "f": frozenset({int, float, type(None)}),
+}
+"""Kind of a numpy dtype -> the types of JSON values that it takes."""
 MAX_DEPTH = 32
 _LENGTH = struct.Struct("<I")
 
@@ -81,48 +88,31 @@ def _flatten(data: Json, place: str, depth: int = 0) -> list[Json]:
 
 def _numbers(flat: list[Json], datatype: str, place: str) -> Array:
     dtype = np.dtype(DATATYPES[datatype])
-    wanted = _KINDS.get(datatype, "iu")
-    if "f" in wanted and None in flat:
-        flat = [math.nan if value is None else value for value in flat]
+    allowed = _PLAIN[dtype.kind]
+    if not allowed.issuperset(map(type, flat)):
+        bad = next(value for value in flat if type(value) not in allowed)
+        raise BadRequestError(f"{bad!r} is not {datatype}", place=place)
+    if dtype.kind == "f":
+        return _floats(flat, dtype, datatype, place)
+    if dtype.kind in "iu" and flat:
+        limits = np.iinfo(dtype)
+        if min(flat) < limits.min or max(flat) > limits.max:
+            bad = next(value for value in flat if not limits.min <= value <= limits.max)
+            raise BadRequestError(f"{bad} is outside {datatype}'s {limits.min} to {limits.max}", place=place)
+    return np.array(flat, dtype=dtype)
+
+
+def _floats(flat: list[Json], dtype: np.dtype[Any], datatype: str, place: str) -> Array:
     try:
-        array = np.array(flat) if flat else np.empty(0, dtype)
-    except (ValueError, OverflowError, TypeError):
-        array = np.array(flat, dtype=object)
-    if array.dtype.kind not in wanted or (
-        datatype != "BOOL" and any(value is True or value is False for value in flat)
-    ):
-        raise BadRequestError(f"{_first_bad(flat, wanted)!r} is not {datatype}", place=place)
-    if array.dtype.kind in "iu" and dtype.kind in "iu":
-        _check_range(array, dtype, datatype, place)
-    with np.errstate(over="ignore"):
-        cast = array.astype(dtype)
-    if dtype.kind == "f" and np.isinf(cast).any() and not np.array_equal(np.isinf(cast), np.isinf(array.astype(float))):
+        wide = np.array(flat, dtype=np.float64)  # None becomes NaN
+        with np.errstate(over="ignore"):
+            array = wide.astype(dtype, copy=False)
+        fits = bool((np.isinf(array) == np.isinf(wide)).all())
+    except OverflowError:
+        fits = False
+    if not fits:
         raise BadRequestError(f"a value is too large for {datatype}", place=place)
-    return cast
-
-
-def _check_range(array: Array, dtype: np.dtype[Any], datatype: str, place: str) -> None:
-    limits = np.iinfo(dtype)
-    outside = (
-        [int(value) for value in array if not limits.min <= int(value) <= limits.max]
-        if _may_exceed(array, limits)
-        else []
-    )
-    if outside:
-        raise BadRequestError(f"{outside[0]} is outside {datatype}'s {limits.min} to {limits.max}", place=place)
-
-
-def _may_exceed(array: Array, limits: Any) -> bool:
-    return bool(array.size) and (int(array.min()) < limits.min or int(array.max()) > limits.max)
-
-
-def _first_bad(flat: list[Json], wanted: str) -> Json:
-    for value in flat:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        good = isinstance(value, bool) if wanted == "b" else number and ("f" in wanted or isinstance(value, int))
-        if not good:
-            return value
-    return max((value for value in flat if isinstance(value, int)), key=abs, default=None)  # too big for any datatype
+    return array
 
 
 def _texts(flat: list[Json], place: str, nulls: bool) -> Array:
