@@ -18,7 +18,15 @@ from onejob.data.engines.polars import run
 from onejob.data.engines.profile import profile
 from onejob.data.spec import Spec, plan
 from onejob.engines.dataset import read_split
-from onejob.errors import DamagedError, DataError, ExpectationError, SourceError, StepError, UnavailableError
+from onejob.errors import (
+    DamagedError,
+    DataError,
+    ExpectationError,
+    SourceError,
+    StepError,
+    StorageFullError,
+    UnavailableError,
+)
 
 CSV = """n,t,carrier,origin,delay
 1,2013-01-01,UA,EWR,20
@@ -248,6 +256,16 @@ def test_again_in_the_same_folder_gives_the_same_bytes_and_nothing_left_over(pro
     assert project.run() == meta
     assert project.files() == first
     assert not (project.work / "unpacked").exists()
+
+
+def test_a_full_disk_is_said_so(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(frame: pl.DataFrame, path: Path) -> None:
+        Path("/dev/full").write_bytes(b"x")
+
+    monkeypatch.setattr(shards, "write_arrow", full)
+    with pytest.raises(StorageFullError, match=r"no space left for the dataset"):
+        project.run()
+    assert not (project.work / "out" / "dataset.json").exists()
 
 
 def test_equal_rows_have_equal_bytes_however_they_came_about(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_the_error_shows_all_of_them_with_small_tables() -> None:
     assert text.startswith("[data] expect: 3 expectations don't hold\nrows_min = 100: there are 16 rows\n")
     assert "  id  late  origin  distance\n  d   1     LGA     40.0\n" in text
     assert "  origin  id  late  distance\n  null    c   0     null\n" in text
-    assert text.endswith("\nAll the rows at fault: /work/offending.arrow")
+    assert text.endswith(". All the rows at fault: /work/offending.arrow")
 
 
 def test_long_values_and_many_rows_are_cut_short() -> None:

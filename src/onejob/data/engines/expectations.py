@@ -60,7 +60,7 @@ def error(broken: Sequence[Broken], columns: Columns, where: str) -> Expectation
             parts.append(_table(each.rows.select([*shown, *others][: max(6, len(each.columns))])))
     some = "1 expectation doesn't hold" if len(broken) == 1 else f"{len(broken)} expectations don't hold"
     cure = f"All the rows at fault: {where}" if any(each.rows is not None for each in broken) else ""
-    return ExpectationError("\n".join([some, *parts]), place="[data] expect", cure=f"\n{cure}" if cure else "")
+    return ExpectationError("\n".join([some, *parts]), place="[data] expect", cure=cure)
 
 
 # ---- the checks --------------------------------------------------------------------------------------------------

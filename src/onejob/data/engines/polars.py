@@ -5,6 +5,7 @@ Everything is computed in memory: a split, a sort and the profile need all rows 
 
 from __future__ import annotations
 
+import errno
 import itertools
 import shutil
 import time
@@ -25,7 +26,7 @@ from onejob.data.engines.roles import in_roles
 from onejob.data.engines.shards import write_arrow, write_split
 from onejob.data.spec import Options
 from onejob.data.steps.split import HELD_OUT
-from onejob.errors import DataError
+from onejob.errors import DataError, StorageFullError
 
 FORMAT = 1
 
@@ -58,6 +59,12 @@ def run(context: StepContext) -> None:
         times.append(time.perf_counter())
         context.progress(total, total, "steps")
         context.measure(_measured(collected, times))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise StorageFullError(
+            "no space left for the dataset", place=str(context.work), cure="Free some space, and run the job again."
+        ) from error
     finally:
         shutil.rmtree(unpacked, ignore_errors=True)
 

@@ -34,9 +34,10 @@ def write_arrow(frame: pl.DataFrame, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = pl.DataFrame([_laid_out(column) for column in frame.get_columns()])
     # one batch a file; strings as one run of bytes with offsets (the newer views depend on how they were computed)
-    plain.write_ipc(
-        path, compression="uncompressed", compat_level=pl.CompatLevel.oldest(), record_batch_size=max(1, plain.height)
+    written = plain.write_ipc(
+        None, compression="uncompressed", compat_level=pl.CompatLevel.oldest(), record_batch_size=max(1, plain.height)
     )
+    path.write_bytes(written.getbuffer())
 
 
 def _laid_out(column: pl.Series) -> pl.Series:
