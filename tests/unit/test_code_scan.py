@@ -131,6 +131,8 @@ def test_reordering_counts_though_no_part_changed() -> None:
         ("def f(a, *, b): 0", "def f(a, b): 0"),
         ("def f(*a): 0", "def f(**a): 0"),
         ("def f(): 0", "async def f(): 0"),
+        ("def f() -> int: 0", "def f() -> str: 0"),
+        ("def f(a: int): 0", "def f(a: str): 0"),
         ("def f(a=1, b=2): 0", "def f(a, b=2): 0"),
         ("def f(*, a=1, b): 0", "def f(*, a, b=1): 0"),
         ("if a: b\nelse: c", "if a:\n b\nc"),

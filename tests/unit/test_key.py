@@ -237,6 +237,14 @@ def test_two_long_texts_that_begin_alike_are_not_shown_as_equal() -> None:
     assert change.sentence() == f"option name changed (both begin with {'x' * 57}...)"
 
 
+def test_one_entry_added_to_a_long_list_is_one_change() -> None:
+    old, new = (
+        changed(put("options/name", ["a"] * 300)),
+        changed(put("options/name", [*["a"] * 150, "b", *["a"] * 150])),
+    )
+    assert [change.sentence() for change in explain(old, new)] == ["option name[150] added: b"]
+
+
 # ---- building ----------------------------------------------------------------------------------------------------
 
 STEP = Step(

@@ -220,7 +220,7 @@ def _list_differences(path: str, old: Sequence[Json], new: Sequence[Json]) -> It
     if before != after and sorted(before) == sorted(after):
         yield path + _ORDER, old, new
         return
-    # autojunk would drop what is frequent in long lists, and so differ without a difference
+    # autojunk would find nothing alike among the entries that are frequent in a long list
     for tag, i, j, k, m in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if tag == "equal":
             continue
