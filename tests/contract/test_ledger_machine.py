@@ -218,7 +218,7 @@ def postgres_urls(postgres: PostgresServer) -> Iterator[Callable[[], str]]:
         postgres.drop(name)
 
 
-@pytest.mark.parametrize(("urls", "examples"), [("sqlite_urls", 30), ("postgres_urls", 8)], ids=["sqlite", "postgres"])
+@pytest.mark.parametrize(("urls", "examples"), [("sqlite_urls", 20), ("postgres_urls", 5)], ids=["sqlite", "postgres"])
 def test_the_ledger_keeps_its_promises(request: pytest.FixtureRequest, urls: str, examples: int) -> None:
     class Machine(LedgerMachine):
         new_url = staticmethod(request.getfixturevalue(urls))

@@ -230,7 +230,10 @@ def _read_header(tar: tarfile.TarFile, source: Path) -> dict[str, Json]:
         raise StoreError("it is no backup of onejob", place=str(source))
     file = tar.extractfile(member)
     assert file is not None
-    header: dict[str, Json] = json.loads(file.read())
+    try:
+        header: dict[str, Json] = json.loads(file.read())
+    except ValueError as error:
+        raise DamagedError("its header is damaged", place=str(source), cure="Take another backup.") from error
     if header["format"] > FORMAT or header["version"] > NEWEST:
         cure = "Install the newer onejob that wrote it."
         raise StoreError(
