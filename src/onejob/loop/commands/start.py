@@ -13,7 +13,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from onejob import __version__, plugins
-from onejob.core import job as jobs
+from onejob.core import reference
 from onejob.core.artifact import Json
 from onejob.core.plugin import load
 from onejob.core.ports import Support
@@ -219,4 +219,4 @@ def _store(session: Session) -> Support:
 
 def schema() -> Json:
     """The JSON Schema of a job file, for editors."""
-    return jobs.schema(STAGES, RUN)
+    return reference.schema(STAGES, RUN)
