@@ -11,8 +11,6 @@ always says how things stand.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import logging
 import os
 import selectors
@@ -21,18 +19,18 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from onejob.core.artifact import Json
 from onejob.core.context import write_json
 from onejob.core.faults import reach
-from onejob.errors import ConflictError, NotFoundError, OnejobError, StorageFullError, StoreError
+from onejob.errors import ConflictError, OnejobError
 from onejob.serve import retire
 from onejob.serve.child import Child
-from onejob.serve.folder import DESIRED, LOCK, METRICS, PORT, REQUESTS, STATE, read_json, replace_json
+from onejob.serve.folder import DESIRED, METRICS, PORT, REQUESTS, STATE, read_json, replace_json, take_lock
+from onejob.serve.generation import Generation, Place
 from onejob.serve.listener import bind
-from onejob.serve.rollout import HEALTHY_SECONDS, Standing, backoff, judge
+from onejob.serve.rollout import HEALTHY_SECONDS, backoff, judge
 
 TICK_SECONDS = 0.2
 BEAT_LIMIT = 30.0
@@ -43,46 +41,6 @@ KILL_SECONDS = 1.0
 """What a drained replica is given beyond its grace before it is killed."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class Place:
-    """Where one replica of a generation runs, again and again if need be."""
-
-    child: Child | None = None
-    deaths: int = 0
-    start_at: float = 0.0
-
-
-@dataclass(eq=False)
-class Generation:
-    """One version of what is served: its socket and its replicas."""
-
-    desired: Mapping[str, Json]
-    listener: socket.socket
-    places: list[Place] = field(default_factory=list)
-    error: OnejobError | None = None
-
-    @property
-    def number(self) -> int:
-        return int(self.desired["generation"])
-
-    @property
-    def options(self) -> Mapping[str, Json]:
-        options: Mapping[str, Json] = self.desired.get("options", {})
-        return options
-
-    @property
-    def grace(self) -> float:
-        return float(self.options.get("grace", 10.0))
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return self.desired.get("host") or "127.0.0.1", int(self.desired.get("port") or 0)
-
-    @property
-    def ready(self) -> int:
-        return sum(1 for place in self.places if place.child and place.child.ready)
 
 
 class Host:
@@ -241,20 +199,11 @@ class Host:
                 place.start_at = now + backoff(place.deaths - 1)
 
     def _judge_next(self, generation: Generation, now: float) -> None:
-        standings = [
-            Standing(
-                ready=bool(place.child and place.child.ready),
-                reported=bool(place.child and place.child.error),
-                deaths=place.deaths,
-                overdue=bool(place.child and not place.child.ready and now - place.child.started_mono > START_LIMIT),
-            )
-            for place in generation.places
-        ]
-        verdict = judge(standings)
+        verdict = judge(generation.standings(now, START_LIMIT))
         if verdict == "switch":
             self._switch(generation)
         elif verdict == "give up":
-            self._error = _first_error(generation)
+            self._error = generation.why_not()
             logger.error("generation %s is given up: %s", generation.number, self._error)
             self._abandon(generation)
             self._next = None
@@ -395,36 +344,6 @@ def main(argv: list[str]) -> int:
         return Host(folder).run()
     finally:
         os.close(lock)
-
-
-def take_lock(folder: Path) -> int:
-    """The lock of the folder's one host, held until the process ends; ConflictError if another has it."""
-    try:
-        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise StorageFullError("no space left", place=str(folder)) from None
-        raise NotFoundError(f"is no endpoint's folder: {error.strerror}", place=str(folder)) from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        pid = (read_json(folder / STATE) or {}).get("pid")
-        raise ConflictError(
-            f"is served already, by process {pid}", place=str(folder), cure="Stop that one first."
-        ) from None
-    return file
-
-
-def _first_error(generation: Generation) -> OnejobError:
-    for place in generation.places:
-        if place.child is not None and place.child.error is not None:
-            return place.child.error
-    return StoreError(
-        f"the replicas of generation {generation.number} die or hang at their start",
-        place="replica",
-        cure="The endpoint's log shows their last words.",
-    )
 
 
 if __name__ == "__main__":
