@@ -300,8 +300,7 @@ def test_a_file_read_by_a_literal_path_is_covered_by_its_declaration_and_no_othe
 def test_a_file_read_by_another_path_is_covered_by_looking_at_the_function(write: Write) -> None:
     project = write({"a.py": "class A:\n    def load(self, path):\n        return open(path)", "x.csv": "1"})
     expected = (
-        "a.py:3: `open(path)` reads by path, which can't be followed. Declare the file in reads, and add "
-        '"a.py:A.load" to reads.'
+        'a.py:3: `open(path)` reads by path, which can\'t be followed. Add to reads: the file, and "a.py:A.load".'
     )
     assert warnings(project) == [expected]
     assert warnings(project, reads=("x.csv",)) == [expected]

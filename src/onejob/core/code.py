@@ -277,13 +277,14 @@ class _Walk:
     def _warning(self, found: Found, place: Unfollowed) -> str:
         done, declare, what = _SAID[place.kind]
         where = f"{found.key}:{place.line}: `{place.text}`"
-        seen = f'"{found.key}:{place.function}" to {self.table}{declare}'
+        seen = f'"{found.key}:{place.function}"'
         if place.kind == "env":
             name = place.value or "the variable"
-            return f"{where} {done} that doesn't count in the key. Set {name} in [run] env, or add {seen}."
+            cure = f"Set {name} in [run] env, or add {seen} to {self.table}{declare}."
+            return f"{where} {done} that doesn't count in the key. {cure}"
         if place.kind == "read" and place.value:
             return f"{where} {done}, which doesn't count in the key. Declare {what} in {self.table}{declare}."
-        return f"{where} {done}, which can't be followed. Declare {what} in {self.table}{declare}, and add {seen}."
+        return f"{where} {done}, which can't be followed. Add to {self.table}{declare}: {what}, and {seen}."
 
     def _near(self, name: str) -> str:
         parent = name.rpartition(".")[0]
