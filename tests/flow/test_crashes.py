@@ -14,12 +14,23 @@ import pytest
 from conftest import Project, make_project
 
 from onejob.core.artifact import digest_file
-from onejob.core.faults import VARIABLE
+from onejob.core.faults import MARK, VARIABLE
 from onejob.testing.faults import POINTS
 
-LOOP_POINTS = sorted(point for point in POINTS if point.split(".")[0] in ("loop", "task", "ingest"))
-PROCESS_POINTS = sorted(point for point in POINTS if point.split(".")[0] in ("shim", "step"))
+PARTS = ("local", "shim", "step", "task", "loop", "ingest", "blobs", "claim", "data")
+RUN_POINTS = sorted(point for point in POINTS if point.split(".")[0] in PARTS)
+COMMITS = [f"{part}.before_commit:{n}" for part in ("runs", "executions", "catalog") for n in (1, 2, 3)]
 TRAIN_POINTS = ["train.step:3", "train.step:7", "checkpoint.after_shard:2", "checkpoint.before_manifest:2"]
+SERVE_POINTS = sorted(point for point in POINTS if point.split(".")[0] in ("endpoint", "endpoints", "host", "replica"))
+NOT_AT_START = ("host.before_switch", "host.retire", "replica.draining", "replica.before_log")
+"""Points of a change of version and of traffic: tests/flow/test_serve_host.py passes them."""
+
+
+def kill_at(project: Project, point: str, *args: str) -> None:
+    """Run the job with a fault point armed; somebody must have died there."""
+    mark = project.home.parent / "reached"
+    done = project.cli("run", "job.toml", *args, env={VARIABLE: point, MARK: str(mark)})
+    assert mark.exists(), f"{point} was never passed: {done.stdout}{done.stderr}"
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +56,10 @@ def assert_whole(project: Project) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("point", [*LOOP_POINTS, *PROCESS_POINTS])
+@pytest.mark.parametrize("point", [*RUN_POINTS, *COMMITS])
 def test_killed_at_a_fault_point_the_next_run_ends_the_same(tmp_path, truth, point):
     project = make_project(tmp_path)
-    died = project.cli("run", "job.toml", env={VARIABLE: point})
-    assert died.returncode != 0, f"{point} was never passed: {died.stdout}{died.stderr}"
+    kill_at(project, point)
     project.steps()
     assert project.digests()["dataset"] == truth["data"]
     assert_whole(project)
@@ -58,8 +68,7 @@ def test_killed_at_a_fault_point_the_next_run_ends_the_same(tmp_path, truth, poi
 @pytest.mark.parametrize("point", TRAIN_POINTS)
 def test_ranks_killed_in_training_resume_to_the_same_bytes(tmp_path, truth, point):
     project = make_project(tmp_path, stages="train", processes=2)
-    died = project.cli("run", "job.toml", env={VARIABLE: point})
-    assert died.returncode != 0, f"{point} was never passed: {died.stdout}{died.stderr}"
+    kill_at(project, point)
     project.steps()
     assert project.digests()["checkpoint"] == truth["checkpoint"]
     assert_whole(project)

@@ -95,7 +95,7 @@ def test_what_can_not_be_followed_is_warned_about_or_declared(project):
     view = project.json("run", "job.toml")
     assert any("scaling.py" in warning for warning in view["warnings"])
     job = (project.folder / "job.toml").read_text()
-    project.write("job.toml", job.replace("retries = 0", 'retries = 0\nimports = ["extra"]'))
+    project.write("job.toml", job.replace("retries = 0", 'retries = 0\nimports = ["extra", "scaling.py:scale"]'))
     view = project.json("run", "job.toml")
     assert not view["warnings"]
     project.write("extra.py", "TWO = 3\n")

@@ -1,7 +1,8 @@
 """Fault points: named lines where a test may kill the process, to prove that dying there loses nothing.
 
 Production code calls `reach("ingest.before_commit")`; it costs one comparison. `testing/faults.py` lists the names and
-says how a test arms one. A point `name` may be armed for its n-th passing as `name:n`.
+says how a test arms one. A point `name` may be armed for its n-th passing as `name:n`; a second variable may name a file
+that the dying process leaves, so that a test knows that it was reached.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 from collections import Counter
 
 VARIABLE = "ONEJOB_FAULT"
+MARK = "ONEJOB_FAULT_MARK"
 _armed = os.environ.get(VARIABLE, "")
 _passed: Counter[str] = Counter()
 
@@ -24,4 +26,6 @@ def reach(point: str) -> None:
         return
     _passed[point] += 1
     if _passed[point] >= int(nth or 1):
+        if mark := os.environ.get(MARK):
+            os.close(os.open(mark, os.O_CREAT | os.O_WRONLY, 0o600))
         os.kill(os.getpid(), signal.SIGKILL)
