@@ -13,6 +13,7 @@ help: ## list what there is
 demo: ## install, then run the flights job: raw data -> model -> an answered request
 	@tools/setup.sh all
 	@$(BIN)/onejob demo flights
+	@echo; echo "For these commands in this shell, first:  source .venv/bin/activate"
 
 setup: ## install everything for development into .venv, and what the tests need from apt
 	@tools/setup.sh dev

@@ -70,6 +70,18 @@ def test_the_live_view_shows_how_far_and_how_long() -> None:
     assert "train runs first" in text
 
 
+def test_in_a_narrow_window_the_note_gives_way() -> None:
+    steps = (
+        StepView("optimize.onnxruntime-int8", "done", seconds=1, reason="first time " * 20),
+        StepView("train", "running", done=1, total=9, unit="steps", seconds=61, eta=62, metric={"loss": 0.4123}),
+    )
+    lines = output.plain(progress.draw(replace(START, steps=steps)), 100).splitlines()
+    assert len(lines) == 3, "a line each"
+    assert lines[1].startswith("optimize.onnxruntime-int8  done")
+    assert lines[1].endswith("…")
+    assert "1/9 steps  1 min 1 s, 1 min 2 s left" in lines[2]
+
+
 def test_a_step_that_is_over_has_no_bar() -> None:
     step = StepView("train", "done", done=400, total=400, unit="steps", seconds=9, reason="first time")
     text = output.plain(progress.draw(replace(START, steps=(step,))), 160)

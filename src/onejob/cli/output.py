@@ -20,7 +20,8 @@ from rich.text import Text
 from onejob.core.artifact import Json, short
 
 PIPE_WIDTH = 200
-MOST_CELL = 72
+MOST_CELL, MOST_LINE = 72, 1000
+"""Characters of a value in a table, and on a line of its own."""
 AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 STYLES: Mapping[str, str] = {
     "done": "green",
@@ -155,7 +156,9 @@ def sheet(values: Mapping[str, Json]) -> RenderableType:
             _spread(name, value, tables)
         else:
             single[name] = value
-    parts: list[RenderableType] = [panel({name: cell(value) for name, value in single.items()})] if single else []
+    parts: list[RenderableType] = (
+        [panel({name: cell(value, most=MOST_LINE) for name, value in single.items()})] if single else []
+    )
     for name, rows in tables.items():
         columns = list(dict.fromkeys(key for row in rows for key in row))
         parts += [muted(name), table(columns, [[cell(row.get(key, "")) for key in columns] for row in rows])]
@@ -164,6 +167,7 @@ def sheet(values: Mapping[str, Json]) -> RenderableType:
 
 def _spread(name: str, things: Mapping[str, Mapping[str, Json]], tables: dict[str, list[dict[str, Json]]]) -> None:
     """Named objects of one shape as a table with a row each; lists of objects in them as tables of their own."""
+    rows = tables.setdefault(name, [])
     for thing, values in things.items():
         row: dict[str, Json] = {"name": thing}
         for key, value in _flat(values):
@@ -171,17 +175,17 @@ def _spread(name: str, things: Mapping[str, Mapping[str, Json]], tables: dict[st
                 tables.setdefault(f"{name}: {key}", []).extend({"name": thing, **dict(_flat(item))} for item in value)
             else:
                 row[key] = value
-        tables.setdefault(name, []).append(row)
+        rows.append(row)
 
 
-def cell(value: Json) -> str:
+def cell(value: Json, *, most: int = MOST_CELL) -> str:
     """A value in a table: digests short, `-` for None, long values cut with a mark."""
     if value is None:
         return "-"
     text = number(value)
     if len(text) == 64 and set(text) <= set("0123456789abcdef"):
         return digest(text)
-    return text if len(text) <= MOST_CELL else f"{text[: MOST_CELL - 3]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _flat(values: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
@@ -217,14 +221,14 @@ def plain(renderable: RenderableType, width: int = PIPE_WIDTH) -> str:
     drawn = Console(
         file=stream, markup=False, emoji=False, highlight=False, width=width, color_system=None, legacy_windows=False
     )
-    drawn.print(renderable)
+    drawn.print(renderable, soft_wrap=True)  # sentences and commands stay in one line; tables keep to the width
     return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
 
 
 def write(renderable: RenderableType, stream: IO[str]) -> None:
     """Draw on a terminal; write plain text into anything else."""
     if stream.isatty():
-        console(stream).print(renderable)
+        console(stream).print(renderable, soft_wrap=True)
     else:
         stream.write(plain(renderable))
     stream.flush()

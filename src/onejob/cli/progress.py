@@ -63,12 +63,13 @@ def draw(view: RunView) -> RenderableType:
     made = Table.grid(padding=(0, 2))
     made.title = Text(f"{view.job}  run {view.run}  {output.duration(view.seconds)}", style="bold")
     made.title_justify = "left"
-    for _ in range(6):
+    for _ in range(5):
         made.add_column(no_wrap=True)
+    made.add_column()  # the note is what gives way where the window is narrow
     for step in view.steps:
-        made.add_row(step.name, output.state(verdict(step)), _bar(step), far(step), times(step), note(step))
+        made.add_row(step.name, output.state(verdict(step)), _bar(step), far(step), times(step), _short(note(step)))
     if view.endpoint:
-        made.add_row(view.endpoint.name, output.state(view.endpoint.state), "", "", "", view.endpoint.url)
+        made.add_row(view.endpoint.name, output.state(view.endpoint.state), "", "", "", _short(view.endpoint.url))
     return made
 
 
@@ -133,6 +134,10 @@ def note(step: StepView) -> str:
     if step.state == "running" and step.metric:
         return output.pairs({name: value for name, value in step.metric.items() if name not in {"time", "split"}})
     return step.reason
+
+
+def _short(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _bar(step: StepView) -> RenderableType:
