@@ -227,6 +227,17 @@ def test_a_taken_port_for_a_new_generation_leaves_the_old_one_serving(tmp_path: 
         assert ask(other)[0] == 200
 
 
+def test_host_and_replica_load_no_more_than_they_need(tmp_path: Path) -> None:
+    with endpoint(tmp_path / "ep") as made:
+        made.want(save_affine(tmp_path / "engine"))
+        made.start().ready()
+        assert made.process is not None
+        host, replica = (Path(f"/proc/{pid}/maps").read_text() for pid in (made.process.pid, made.pids[0]))
+    assert not [name for name in ("numpy", "onnxruntime", "pydantic", "uvloop") if name in host]
+    assert not [name for name in ("torch", "polars", "openvino") if name in replica]
+    assert "onnxruntime" in replica
+
+
 def test_the_port_stays_when_the_host_is_started_again(tmp_path: Path) -> None:
     with endpoint(tmp_path / "ep") as made:
         made.want(save_affine(tmp_path / "engine"))
