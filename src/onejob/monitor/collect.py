@@ -101,7 +101,8 @@ def summary_of(folder: Path) -> dict[str, Json]:
     """An endpoint's totals since it was made: requests, rows, errors, percentiles; no series needed."""
     found = read_snapshots(folder / METRICS)
     line = interval(Counters(), found.total(), 0.0)
-    return {**line, "replicas": len(found.live)}
+    told = ("requests", "errors", "rows", "executions", "p50_ms", "p90_ms", "p99_ms")
+    return {**{name: line[name] for name in told}, "replicas": len(found.live)}
 
 
 def _collect(folder: Path, now: float, every: float, keep: float) -> dict[str, Json] | None:
