@@ -1,4 +1,4 @@
-"""What the host decides, without processes: back-off, verdicts, the port's holder, the plan of [serve]."""
+"""What the host decides, without processes: back-off and verdicts; and the plan of [serve]."""
 
 from __future__ import annotations
 
