@@ -240,3 +240,36 @@ def test_a_rank_that_does_not_arrive_is_named(executor: LocalExecutor, tmp_path:
     assert (status.rank, status.cause) == (1, "arrive")
     assert status.reason == "rank 1 never arrived (within 2 s)"
     assert status.reason in (tmp_path / "log").read_text()
+
+
+def test_what_ranks_leave_behind_may_save_its_state(executor: LocalExecutor, tmp_path: Path) -> None:
+    code = """
+        import os, signal, sys, time
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, lambda *_: (open("saved", "w").close(), os._exit(0)))
+            open("ready", "w").close()
+            time.sleep(600)
+        while not os.path.exists("ready"):
+            time.sleep(0.01)
+    """
+    assert run(executor, make_task(tmp_path, code)).code == 0
+    assert (tmp_path / "saved").exists()
+    assert "left behind" not in (tmp_path / "log").read_text()
+
+
+def test_nobody_but_rank_0_holds_the_meeting_place(executor: LocalExecutor, tmp_path: Path) -> None:
+    code = """
+        import os, socket, time
+        if os.environ["RANK"] == "0":
+            os.close(int(os.environ["ONEJOB_STORE_FD"]))
+            open("closed", "w").close()
+        else:
+            while not os.path.exists("closed"):
+                time.sleep(0.01)
+            try:
+                socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+            except ConnectionRefusedError:
+                print("refused")
+    """
+    assert run(executor, make_task(tmp_path, code, processes=2, arrive=None)).code == 0
+    assert (tmp_path / "log").read_text() == "[rank 1] refused\n"
