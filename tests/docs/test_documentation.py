@@ -58,8 +58,9 @@ def test_links_resolve(page: str, target: str) -> None:
 
 def test_every_page_is_reachable_from_the_index() -> None:
     index = read("docs/index.md")
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "index.md" or f"({page.name})" in index, page.name
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        assert name == "index.md" or f"({name})" in index, name
 
 
 @pytest.mark.parametrize("verb", ALL_VERBS)
