@@ -7,12 +7,14 @@ the gang when one rank ends badly; the last test uses the shim itself.
 
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -224,25 +226,23 @@ def disturb_rank_1(work: Path) -> None:
 # ---- the tests ---------------------------------------------------------------------------------------------------
 
 
-def test_one_two_and_three_ranks_agree_at_every_step(case: Case):
-    works = {}
-    for world in (1, 2, 3):
-        works[world] = case.task(f"work-{world}", f"scratch-{world}")
-        assert start(works[world], world, before=keep_every_step) == [0] * world, log(works[world])
-    lines = {world: read_lines(work / "metrics.jsonl") for world, work in works.items()}
-    losses = {world: [line["loss"] for line in found if line["split"] == "train"] for world, found in lines.items()}
-    scores = {world: [line["auc"] for line in found if line["split"] == "holdout"] for world, found in lines.items()}
-    assert len(losses[1]) == STEPS
-    assert losses[1][-1] < losses[1][0]
-    for world in (2, 3):
-        np.testing.assert_allclose(losses[world], losses[1], rtol=0, atol=1e-5)
-        np.testing.assert_allclose(scores[world], scores[1], rtol=0, atol=1e-3)
-        for step in range(STEPS):
-            alone = np.load(works[1] / f"step-{step}-rank-0.npy")
-            first = np.load(works[world] / f"step-{step}-rank-0.npy")
-            np.testing.assert_allclose(first, alone, rtol=0, atol=1e-5)
-            for rank in range(1, world):
-                np.testing.assert_array_equal(np.load(works[world] / f"step-{step}-rank-{rank}.npy"), first)
+def test_one_and_two_ranks_agree_at_every_step(case: Case):
+    alone, gang = case.task("alone", "scratch-1"), case.task("gang", "scratch-2")
+    assert start(alone, 1, before=keep_every_step) == [0], log(alone)
+    assert start(gang, 2, before=keep_every_step) == [0, 0], log(gang)
+    lines = [read_lines(work / "metrics.jsonl") for work in (alone, gang)]
+    losses = [[line["loss"] for line in found if line["split"] == "train"] for found in lines]
+    scores = [[line["auc"] for line in found if line["split"] == "holdout"] for found in lines]
+    assert len(losses[0]) == STEPS
+    assert losses[0][-1] < losses[0][0]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(scores[1], scores[0], rtol=0, atol=1e-3)
+    for step in range(STEPS):
+        first, second = (np.load(gang / f"step-{step}-rank-{rank}.npy") for rank in (0, 1))
+        np.testing.assert_allclose(first, np.load(alone / f"step-{step}-rank-0.npy"), rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(first, second)
+    worst = max(abs(a - b) for a, b in zip(*losses, strict=True))
+    print(f"largest difference of a loss: {worst:.1e}")
 
 
 def test_ranks_without_rows_in_a_ragged_batch_take_part(tmp_path: Path):
@@ -282,7 +282,6 @@ KILLS = [
     (1, 0, "checkpoint.after_shard:1", None),
     (1, 0, "checkpoint.before_manifest:3", 4),
     (1, 0, "step.after_entry", 9),
-    (2, 0, "train.step:4", 2),
     (2, 1, "train.step:4", 2),
     (2, 1, "checkpoint.after_shard:2", 2),
     (2, 0, "checkpoint.before_manifest:2", 2),
@@ -304,7 +303,7 @@ def test_killed_anywhere_it_ends_with_the_same_bytes(
 
 
 def test_killed_again_and_again_it_still_ends_with_the_same_bytes(case: Case, whole: dict[int, str]):
-    for attempt in range(3):
+    for attempt in range(2):
         work = case.task(f"work-{attempt}", "scratch")
         assert -signal.SIGKILL in start(work, 2, fault={attempt % 2: "train.step:3"})
     work = case.task("last", "scratch")
@@ -314,14 +313,14 @@ def test_killed_again_and_again_it_still_ends_with_the_same_bytes(case: Case, wh
 
 def test_a_damaged_checkpoint_is_left_out(case: Case, whole: dict[int, str]):
     first = case.task("first", "scratch")
-    start(first, 2, fault={0: "train.step:5"})
-    shard = case.folder / "scratch" / "checkpoints" / "4" / "rank-1-of-2.safetensors"
+    start(first, 1, fault={0: "train.step:5"})
+    shard = case.folder / "scratch" / "checkpoints" / "4" / "rank-0-of-1.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
     again = case.task("again", "scratch")
-    assert start(again, 2) == [0, 0], log(again)
+    assert start(again, 1) == [0], log(again)
     assert measured(again)["resumed_from"] == 2
     assert "step 4 is left out" in (again / "warnings.jsonl").read_text()
-    assert result(again) == whole[2]
+    assert result(again) == whole[1]
 
 
 def test_replicas_that_drift_apart_are_named(case: Case):
@@ -348,15 +347,16 @@ def test_a_loss_that_is_not_finite_names_step_and_rows_and_keeps_the_checkpoint(
     assert checkpoint.newest_complete(tmp_path / "scratch" / "checkpoints", 2) is not None
 
 
-@pytest.mark.parametrize("present", [0, 1])
-def test_a_rank_that_does_not_arrive_is_named(tmp_path: Path, present: int):
+def test_a_rank_that_does_not_arrive_is_named(tmp_path: Path):
     case = make_case(tmp_path, arrive=5.5)
-    work = case.task("work", "scratch")
-    assert start(work, 2, only=present) == [5]
-    missing = 1 - present
-    assert f"rank {present}: waiting for rank {missing}, not arrived for 5 s" in log(work, present)
-    assert error(work)["error"] == "RankError"
-    assert f"rank {missing} never arrived" in error(work)["message"]
+    works = [case.task(f"only-{present}", f"scratch-{present}") for present in (0, 1)]
+    with ThreadPoolExecutor(2) as pool:
+        codes = list(pool.map(lambda present: start(works[present], 2, only=present), (0, 1)))
+    assert codes == [[5], [5]]
+    for present, missing in ((0, 1), (1, 0)):
+        assert f"rank {present}: waiting for rank {missing}, not arrived for 5 s" in log(works[present], present)
+        assert error(works[present])["error"] == "RankError"
+        assert f"rank {missing} never arrived" in error(works[present])["message"]
 
 
 def test_the_best_epoch_is_kept_also_over_a_kill(tmp_path: Path):
