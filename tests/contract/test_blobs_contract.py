@@ -61,10 +61,12 @@ class TestDirBlobs(BlobsContract):
         for source in (ours, theirs):
             source.write_bytes(str(source).encode())
             source.chmod(0o640)
+            os.utime(source, (1000.0, 1000.0))
         placed = [blobs.get(blobs.put(source)[0]) for source in (ours, theirs)]
         assert placed[0].samefile(ours)
         assert not placed[1].samefile(theirs)
         assert theirs.stat().st_mode & 0o777 == 0o640, "a file of the user's is not touched"
+        assert min(written for _, _, written in blobs) > 1000.0, "the time of a blob is that of the put"
         assert files(home / "tmp") == []
 
     def test_the_folder_is_sharded(self, blobs: DirBlobs, home: Path) -> None:

@@ -19,6 +19,7 @@ from onejob.core.faults import VARIABLE
 from onejob.core.state import EndpointState, ExecutionState, StepState
 from onejob.errors import ConflictError, DamagedError, NotFoundError, StorageFullError, StoreError
 from onejob.store import backup as module
+from onejob.store import migrate
 from onejob.store.backup import backup, restore
 from onejob.store.blobs import DirBlobs
 from onejob.store.collect import plan_gc, sweep
@@ -211,6 +212,30 @@ def test_a_backup_begins_again_when_gc_took_a_blob_meanwhile(
     assert len(names) == 2 + saved.blobs
     assert not blobs.has(loose.digest)
     assert f"blobs/{loose.digest}" not in names
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_backup_of_an_older_version_is_brought_up_to_date(
+    ledger: SqlLedger,
+    blobs: DirBlobs,
+    other_blobs: DirBlobs,
+    new_url: NewUrl,
+    tmp_path: Path,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill(ledger, blobs)
+    backup(ledger, blobs, tmp_path / "backup.tar")
+    statement = "UPDATE run SET job = job || ' (older)'"
+    later = migrate.Migration(migrate.newest() + 1, "mark what was there", (statement,))
+    monkeypatch.setattr(migrate, "MIGRATIONS", (*migrate.MIGRATIONS, later))
+    url = new_url(kind)
+    SqlLedger(url).close()  # the newer tables are there already, and empty
+    restore(tmp_path / "backup.tar", url, other_blobs)
+    other = SqlLedger(url)
+    assert [run.job for run in other.list_runs()] == ["flights (older)"]
+    other.close()
 
 
 RESTORE = """

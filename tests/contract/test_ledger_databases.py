@@ -15,9 +15,10 @@ from sqlalchemy import event, insert, inspect, text
 from sqlalchemy.exc import IntegrityError
 
 from onejob.errors import StorageFullError, StoreError
+from onejob.store import migrate
 from onejob.store.connect import Database
 from onejob.store.ledger import SqlLedger
-from onejob.store.migrate import NEWEST, version
+from onejob.store.migrate import Migration, newest, version
 from onejob.store.schema import EXECUTION, MIGRATION, metadata
 from onejob.testing.ledger_samples import TTL, A, OpenLedger, new_run, request, won
 from onejob.testing.postgres import PostgresServer
@@ -44,14 +45,29 @@ def test_the_migrations_make_the_tables_that_the_code_knows(database: Database) 
         keys = set(found.get_pk_constraint(name)["constrained_columns"])
         assert keys == {c.name for c in table.primary_key}
         assert {n: v for n, v in columns.items() if n not in keys} == {n: v for n, v in known.items() if n not in keys}
-    assert version(database) == NEWEST
+    assert version(database) == newest()
 
 
 def test_a_newer_ledger_is_refused(database: Database, database_url: str) -> None:
     with database.write() as connection:
-        connection.execute(insert(MIGRATION).values(number=NEWEST + 1, name="later", applied=0.0))
-    with pytest.raises(StoreError, match=rf"version {NEWEST + 1}.*Install the newer onejob"):
+        connection.execute(insert(MIGRATION).values(number=newest() + 1, name="later", applied=0.0))
+    with pytest.raises(StoreError, match=rf"version {newest() + 1}.*Install the newer onejob"):
         SqlLedger(database_url)
+
+
+LATER = Migration(newest() + 1, "a note on runs", ("ALTER TABLE run ADD COLUMN note TEXT NOT NULL DEFAULT 'none'",))
+
+
+def test_an_older_ledger_is_brought_up_to_date_with_all_that_it_holds(
+    open_ledger: OpenLedger, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = open_ledger().add_run(new_run())
+    monkeypatch.setattr(migrate, "MIGRATIONS", (*migrate.MIGRATIONS, LATER))
+    for _ in range(2):
+        assert open_ledger().get_run(run.id) == run
+    assert version(database) == LATER.number
+    with database.read() as connection:
+        assert connection.scalar(text("SELECT note FROM run")) == "none"
 
 
 def test_the_database_itself_refuses_two_live_executions_of_a_key(open_ledger: OpenLedger, database: Database) -> None:

@@ -35,7 +35,7 @@ from onejob.errors import ConflictError, DamagedError, NotFoundError, StorageFul
 from onejob.store.blobs import FULL, DirBlobs, damaged
 from onejob.store.connect import Database
 from onejob.store.ledger import SqlLedger
-from onejob.store.migrate import NEWEST, migrate
+from onejob.store.migrate import migrate, newest, version
 from onejob.store.rows import LIVE
 from onejob.store.schema import EVENT, MIGRATION, MUTEX, metadata
 
@@ -90,8 +90,7 @@ def restore(source: Path, url: str, blobs: DirBlobs, clock: Callable[[], float] 
             header = _read_header(tar, source)
             database = Database(url)
             try:
-                migrate(database, clock, upto=header["version"])
-                _check_empty(database)
+                _make_empty(database, header["version"], clock)
                 rows = Path(folder) / "rows"
                 _extract(tar, ROWS, rows, source)
                 if digest_file(rows) != header["digest"]:
@@ -118,7 +117,7 @@ def _write(ledger: SqlLedger, blobs: DirBlobs, aside: Path, rows: IO[bytes], now
     rows.seek(0)
     rows.truncate()
     counts, wanted = _dump(ledger, rows)
-    header = {"format": FORMAT, "version": NEWEST, "created": now, "rows": counts, "blobs": len(wanted)}
+    header = {"format": FORMAT, "version": newest(), "created": now, "rows": counts, "blobs": len(wanted)}
     header["digest"] = _digest(rows)
     size = 0
     with aside.open("wb") as file:
@@ -234,20 +233,26 @@ def _read_header(tar: tarfile.TarFile, source: Path) -> dict[str, Json]:
         header: dict[str, Json] = json.loads(file.read())
     except ValueError as error:
         raise DamagedError("its header is damaged", place=str(source), cure="Take another backup.") from error
-    if header["format"] > FORMAT or header["version"] > NEWEST:
+    if header["format"] > FORMAT or header["version"] > newest():
         cure = "Install the newer onejob that wrote it."
         raise StoreError(
-            f"the backup is of version {header['version']}, this knows {NEWEST}", place=str(source), cure=cure
+            f"the backup is of version {header['version']}, this knows {newest()}", place=str(source), cure=cure
         )
     return header
 
 
-def _check_empty(database: Database) -> None:
+def _make_empty(database: Database, wanted: int, clock: Callable[[], float]) -> None:
+    """Tables of the version that wrote the backup, without rows; ConflictError if there are any."""
+    found = version(database)
     with database.read() as connection:
-        for name in ("run", "artifact", "event"):
+        for name in ("run", "artifact", "event") if found else ():
             if connection.scalar(select(func.count()).select_from(text(name))):
                 cure = "Restore into a new home, with --home."
                 raise ConflictError("the ledger there isn't empty", place=database.place, cure=cure)
+    if found > wanted:
+        with database.write() as connection:
+            metadata.drop_all(connection)
+    migrate(database, clock, upto=wanted)
 
 
 def _extract(tar: tarfile.TarFile, name: str, target: Path, source: Path) -> None:

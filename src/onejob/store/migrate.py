@@ -77,11 +77,16 @@ MIGRATIONS = (
         ),
     ),
 )
-NEWEST = MIGRATIONS[-1].number
 
 
-def migrate(database: Database, clock: Callable[[], float], *, upto: int = NEWEST) -> None:
-    """Bring the tables up to a version; StoreError if they are newer than this code knows."""
+def newest() -> int:
+    """The version of the tables that this code works with."""
+    return MIGRATIONS[-1].number
+
+
+def migrate(database: Database, clock: Callable[[], float], *, upto: int | None = None) -> None:
+    """Bring the tables up to a version (None: the newest); StoreError if they are newer than this code knows."""
+    upto = newest() if upto is None else upto
     with database.read() as connection:
         if _version(connection, database.place) >= upto:
             return
@@ -113,9 +118,9 @@ def _version(connection: Connection, place: str) -> int:
         return 0
     numbers = connection.scalars(select(MIGRATION.c.number)).all()
     found = max(numbers, default=0)
-    if found > NEWEST:
+    if found > newest():
         raise StoreError(
-            f"the ledger is of version {found}, and this onejob knows versions up to {NEWEST}",
+            f"the ledger is of version {found}, and this onejob knows versions up to {newest()}",
             place=place,
             cure="Install the newer onejob that wrote it, or name another home with --home.",
         )
