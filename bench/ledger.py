@@ -69,11 +69,12 @@ def measure(url: str, steps: int, processes: int, folder: Path) -> None:
         server = connection.dialect.name
         number = sqlite3.sqlite_version if server == "sqlite" else connection.scalar(text("SHOW server_version"))
     ledger.close()
+    kind = "durable transaction" if server == "sqlite" else "transaction, durable if the server is"
     versions = f"Python {platform.python_version()}, SQLAlchemy {version('sqlalchemy')}, psycopg {version('psycopg')}"
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     print(f"{server} {number}; {versions}; {os.cpu_count()} CPUs, load {load}")
     print(f"{steps} steps by {processes} processes in {seconds:.1f} s, start of the processes included:")
-    print(f"  {steps / seconds:.0f} steps/s; {3 * steps / seconds:.0f} changes of state/s, each a durable transaction")
+    print(f"  {steps / seconds:.0f} steps/s; {3 * steps / seconds:.0f} changes of state/s, each a {kind}")
     print(f"  exit codes {codes}; won per process {[len(note) for note in notes]}")
     print(f"  keys won twice, by the processes' notes: {sum(n > 1 for n in Counter(won).values())}")
     print(f"  keys claimed twice, by the events: {sum(n > 1 for n in claimed.values())}")
