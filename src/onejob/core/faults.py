@@ -1,8 +1,8 @@
 """Fault points: named lines where a test may kill the process, to prove that dying there loses nothing.
 
 Production code calls `reach("ingest.before_commit")`; it costs one comparison. `testing/faults.py` lists the names and
-says how a test arms one. A point `name` may be armed for its n-th passing as `name:n`; a second variable may name a file
-that the dying process leaves, so that a test knows that it was reached.
+says how a test arms one. A point `name` may be armed for its n-th passing as `name:n`; a second variable may name a
+file that the dying process leaves, so that a test knows that it was reached.
 """
 
 from __future__ import annotations

@@ -76,6 +76,8 @@ class Step:
     reads: tuple[str, ...] = ()
     timeout: float | None = None
     retries: int = 2
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Plain environment variables that the step's processes get; they count in the key."""
     setup: Mapping[str, Json] = field(default_factory=dict)
     """Options the step is given that don't count in its key."""
 

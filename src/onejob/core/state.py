@@ -66,8 +66,8 @@ STEP: Mapping[StepState, frozenset[StepState]] = {
     StepState.READY: frozenset(
         {StepState.RUNNING, StepState.DONE, StepState.FAILED, StepState.SKIPPED, StepState.CANCELLED}
     ),
-    # back to ready: its execution was lost and it may be tried again
-    StepState.RUNNING: frozenset({StepState.READY, StepState.DONE, StepState.FAILED, StepState.CANCELLED}),
+    # back to waiting: its execution was lost and it may be tried again, under the key that it has by then
+    StepState.RUNNING: frozenset({StepState.WAITING, StepState.DONE, StepState.FAILED, StepState.CANCELLED}),
     StepState.DONE: frozenset(),
     StepState.FAILED: frozenset(),
     StepState.CANCELLED: frozenset(),

@@ -138,6 +138,9 @@ class Spec(StageSpec):
     format: Format = Field(Format(), description="How the main table's files are read.")
     tables: dict[str, str | Table] = Field({}, description="Name -> another table that steps can join.")
     engine: str = Field("polars", description="What carries out the steps.")
+    threads: int = Field(
+        1, ge=1, le=1024, description="Threads of the engine; counts in the key, since sums depend on their order."
+    )
     steps: list[StepLine] = Field(
         [], description="What is done to the rows, in order: built-in steps, or functions of your own."
     )
@@ -197,6 +200,7 @@ def plan(spec: Spec, upstream: Upstream) -> Plan:
         reads=tuple(spec.reads),
         timeout=spec.timeout,
         retries=spec.retries,
+        threads=spec.threads,
     )
     return Plan(steps=(step,))
 
@@ -216,4 +220,5 @@ def _options(spec: Spec) -> dict[str, Json]:
 
 
 def _modules(steps: list[StepCall]) -> tuple[str, ...]:
-    return tuple(sorted({step.module for step in steps if step.module}))
+    """What the steps call of the user's, as `module:function`: one that isn't there is found before anything runs."""
+    return tuple(sorted({step.name for step in steps if step.module}))

@@ -37,7 +37,10 @@ def want_serving(session: Session, run: Run, rows: Mapping[str, StepRow]) -> End
     else:
         digest, made_by = wish["artifact"]["digest"], ""
     wanted = session.ledger.want_endpoint(
-        wish["name"], artifact=digest, execution=made_by or None, options=wish["options"]
+        wish["name"],
+        artifact=digest,
+        execution=made_by or None,
+        options={**wish["options"], "project": run.project, "monitor": run.spec.get("monitor") or {}},
     )
     if wanted.state in (EndpointState.STOPPED, EndpointState.FAILED):
         forget_hosts(session, wish["name"])
@@ -99,6 +102,7 @@ def _write_desired(session: Session, endpoint: Endpoint, folder: Path) -> None:
             "generation": endpoint.generation,
             "host": options.get("host", "127.0.0.1"),
             "port": options.get("port") or endpoint.port,
+            "project": options.get("project"),
             "options": options,
             "engine": engine,
         },

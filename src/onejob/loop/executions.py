@@ -25,6 +25,13 @@ LIVE = (ExecutionState.CLAIMED, ExecutionState.RUNNING)
 STOPPED = 75
 """Exit code of a step that was asked to stop, and has saved its state."""
 
+FOR_GOOD: Mapping[str, tuple[type[StepError], str]] = {
+    "timeout": (StepTimeoutError, "Raise its `timeout`, or give it less to do."),
+    "memory": (StepError, "Raise `memory` in its `resources`, or give it less to do."),
+    "start": (StepError, "`onejob doctor` says what is missing."),
+}
+"""Cause -> the error that it means, and the cure: trying again would end the same way."""
+
 
 def tend_execution(session: Session, run: Run, row: StepRow, execution: Execution) -> None:
     """Take the execution's lease if it is free; start it if it isn't yet, see how it stands, end it if it has ended."""
@@ -53,7 +60,8 @@ def _start(session: Session, run: Run, row: StepRow, execution: Execution, token
         handle = session.executors[execution.executor].submit(task)
         reach("loop.after_submit")
     except OnejobError as error:
-        ledger.finish_execution(execution.id, token, ExecutionState.FAILED, error=error.to_json())
+        state = ExecutionState.LOST if error.retryable else ExecutionState.FAILED
+        ledger.finish_execution(execution.id, token, state, error=error.to_json())
         return
     ledger.start_execution(execution.id, token, handle)
 
@@ -79,12 +87,12 @@ def verdict(
         return state, dict(reported)
     if status.state == "exited" and status.code == STOPPED:
         return ExecutionState.LOST, dict(StepError("it was asked to stop, and saved its state", place=place).to_json())
-    if status.cause == "timeout":
-        cure = "Raise its `timeout`, or give it less to do."
-        return ExecutionState.FAILED, dict(StepTimeoutError(status.reason, place=place, cure=cure).to_json())
+    if known := FOR_GOOD.get(status.cause):
+        kind, cure = known
+        return ExecutionState.FAILED, dict(kind(status.reason, place=place, cure=cure).to_json())
     reason = status.reason or "its processes are gone without a word"
-    kind = StepError if status.rank is None else RankError
-    return ExecutionState.LOST, dict(kind(reason, place=place).to_json())
+    error = StepError(reason, place=place) if status.rank is None else RankError(reason, place=place)
+    return ExecutionState.LOST, dict(error.to_json())
 
 
 def _keep(session: Session, run: Run, row: StepRow, execution: Execution, token: str, work: Path) -> None:

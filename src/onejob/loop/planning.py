@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -44,18 +45,41 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 def plan_job(job: Job) -> Plan:
     """Plan every stage of a job; JobFileError where a stage lacks what an earlier one would leave."""
     upstream = _start(job)
+    stages = _fitted(job.stages)
     steps: list[Step] = []
     serving: Serving | None = None
-    for stage, spec in job.stages.items():
+    for stage, spec in stages.items():
         if stage not in PLANNERS:
             continue
         _require(job, stage, upstream)
-        plan = PLANNERS[stage](spec, upstream)
+        with _placed(job):
+            plan = PLANNERS[stage](spec, upstream)
         steps += [_with_run_options(step, job) for step in plan.steps]
         serving = plan.serving or serving
         left: dict[str, Input] = {name: Output(step.name, name) for step in plan.steps for name in step.outputs}
         upstream = replace(upstream, outputs={**upstream.outputs, **left})
     return Plan(tuple(steps), serving, _refs(job.name, upstream.outputs))
+
+
+@contextmanager
+def _placed(job: Job) -> Iterator[None]:
+    """Mistakes that a stage finds name the job file, as those of its tables do."""
+    try:
+        yield
+    except JobFileError as error:
+        named = [text if text.startswith(str(job.path)) else f"{job.path} {text}" for text in error.mistakes]
+        raise JobFileError(named) from None
+
+
+def _fitted(stages: Mapping[str, Any]) -> dict[str, Any]:
+    """[optimize] measures with the batch and threads that [serve] will use, unless it says otherwise itself."""
+    fitted = dict(stages)
+    if "optimize" in stages and "serve" in stages:
+        told, serving = stages["optimize"], stages["serve"]
+        served = {"batch": serving.batch.max, "threads": serving.threads}
+        unsaid = {name: value for name, value in served.items() if name not in told.model_fields_set}
+        fitted["optimize"] = told.model_copy(update=unsaid)
+    return fitted
 
 
 def _start(job: Job) -> Upstream:

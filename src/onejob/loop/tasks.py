@@ -78,7 +78,8 @@ def task_of(
         id=execution.id,
         argv=(sys.executable, "-m", "onejob.exec.step", str(work)),
         work=work,
-        env={**threads, **env, **secrets},
+        # The order of sets of text must not decide anything.
+        env={"PYTHONHASHSEED": "0", **threads, **env, **secrets},
         secrets=tuple(secrets),
         processes=step.needs.processes,
         cpus=step.needs.cpus,

@@ -38,6 +38,7 @@ from onejob.loop.session import Session
 from onejob.loop.snapshots import ended, run_view
 from onejob.loop.views import CheckView, PlannedStep, RunView, StopView
 from onejob.monitor.collect import collect_once
+from onejob.monitor.spec import Spec as Monitor
 from onejob.runs.spec import secret_values
 
 QUICK, SLOW = 0.03, 0.25
@@ -307,8 +308,9 @@ def _collector(session: Session) -> Callable[[], None]:
         for endpoint in session.ledger.list_endpoints():
             now = session.clock()
             if endpoint.state == EndpointState.READY and now >= due.get(endpoint.name, 0):
-                due[endpoint.name] = now + float(endpoint.options.get("monitor", {}).get("interval", 5.0))
-                collect_once(session.home.endpoint(endpoint.name), now)
+                spec = Monitor(**endpoint.options.get("monitor", {}))
+                due[endpoint.name] = now + spec.interval
+                collect_once(session.home.endpoint(endpoint.name), now, every=spec.interval, keep=spec.keep)
 
     return collect
 
