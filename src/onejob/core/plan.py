@@ -12,7 +12,7 @@ from typing import Literal
 from onejob.core.artifact import Json
 
 Hardware = Literal["none", "device", "exact"]
-"""How much of the machine counts in the key: nothing; cpu or which GPU model; the CPU model and its instruction set too."""
+"""How much of the machine counts in the key: nothing; cpu or which GPU model; the CPU's model and instructions too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ class Task:
     id: str
     """The execution's id, or `endpoint-<name>-<generation>`; unique on the executor."""
     argv: tuple[str, ...]
-    """The command of every rank; each gets RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR in its environment, and in a gang
-    MASTER_PORT too; rank 0 of a gang inherits the listening socket of that port as file descriptor ONEJOB_STORE_FD."""
+    """The command of every rank; each gets RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR in its environment, and in a
+    gang MASTER_PORT too, whose listening socket rank 0 inherits as file descriptor ONEJOB_STORE_FD."""
     work: Path
     env: Mapping[str, str]
     """Added to the environment of the ranks (never written to disk: secrets travel here)."""
@@ -51,7 +51,7 @@ class Task:
     grace: float = 10.0
     """Seconds between SIGTERM and SIGKILL."""
     arrive: float | None = 120.0
-    """Seconds within which each rank of a gang must make the file `arrived/<rank>` in the work folder; None: don't ask."""
+    """Seconds within which each rank of a gang must make the file `arrived/<rank>` in its folder; None: don't ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class Status:
     """One line: "rank 1 was killed by SIGKILL", "ran past its limit of 30 s", "rank 1 never arrived"."""
     rank: int | None = None
     cause: str = ""
-    """Of an exit that didn't go well, one word: `exit` (by itself, with a code), `signal`, `timeout`, `arrive` (a rank never
-    did), `memory`, `start` (the command can't be started), `stopped` (it was asked to)."""
+    """Of an exit that didn't go well, one word: `exit` (by itself, with a code), `signal`, `timeout`, `arrive` (a rank
+    never did), `memory`, `start` (the command can't be started), `stopped` (it was asked to)."""
 
 
 class Executor(Protocol):
@@ -78,8 +78,11 @@ class Executor(Protocol):
     def poll(self, handles: Sequence[Json]) -> list[Status]:
         """The status of each task, in the order asked."""
 
-    def cancel(self, handle: Json) -> None:
-        """SIGTERM, grace, SIGKILL to everything the task started; returns at once; `poll` then says `exited`."""
+    def cancel(self, handle: Json, *, now: bool = False) -> None:
+        """SIGTERM, grace, SIGKILL to everything the task started, or with `now` SIGKILL alone; returns at once.
+
+        `poll` then says `exited`, or `gone` after a SIGKILL.
+        """
 
     def capacity(self) -> Mapping[str, Json]:
         """{"cpus": float, "gpus": [ids], "memory": bytes}: what this executor has in all."""
@@ -200,7 +203,7 @@ class Catalog(Protocol):
     """Artifacts and refs."""
 
     def add_artifact(self, artifact: Artifact, *, locations: Mapping[str, str] | None = None) -> None:
-        """Index an artifact; `locations` (file path in the artifact -> path on disk) for sources kept where they lie."""
+        """Index an artifact; `locations` (path in the artifact -> path on disk) for sources kept where they lie."""
 
     def get_artifact(self, digest: str) -> Artifact:
         """By full digest, or a unique prefix of at least 6 digits; NotFoundError, UsageError if ambiguous."""

@@ -15,7 +15,7 @@ from onejob.core.state import EndpointState, ExecutionState, RunState, StepState
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process that may hold leases: host, pid and the process's start time, so that a reused pid is never mistaken."""
+    """A process that may hold leases: host, pid and the process's start time, so that a reused pid isn't mistaken."""
 
     host: str
     pid: int
@@ -180,16 +180,16 @@ class ClaimRequest:
     """{"cpus": float, "gpus": [ids]} of the executor: what may be held by all running executions together."""
     executor: str
     host: str
-    fresh_since: float | None = None
-    """For a forced step: an execution finished before this time doesn't count as done."""
+    fresh_from: int | None = None
+    """For a forced step: only what this run or a later one has started counts as done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The answer to a `ClaimRequest`.
 
-    `won`: a new execution is ours (`execution`, with its lease). `done`: it was there (`execution`). `busy`: somebody is
-    at it (`execution`). `full`: no slots are free; `reason` says what is missing.
+    `won`: a new execution is ours (`execution`, with its lease). `done`: it was there (`execution`). `busy`: somebody
+    is at it (`execution`). `full`: no slots are free; `reason` says what is missing.
     """
 
     answer: str

@@ -65,8 +65,12 @@ class LocalExecutor:
         self._reap()
         return [status(handle) for handle in handles]
 
-    def cancel(self, handle: Json) -> None:
-        """Ask the shim to end the task; if the shim is gone, end what is left of the task ourselves."""
+    def cancel(self, handle: Json, *, now: bool = False) -> None:
+        """Ask the shim to end the task (`now`: kill it); if the shim is gone, end what is left ourselves."""
+        if now and _sight(handle):
+            processes.send(handle["pid"], handle["start"], signal.SIGKILL)
+            sweep(handle)
+            return
         if _sight(handle) is False:
             sweep(handle)
             return

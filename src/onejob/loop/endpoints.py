@@ -51,7 +51,8 @@ def want_serving(session: Session, run: Run, rows: Mapping[str, StepRow]) -> End
 def tend_endpoint(session: Session, name: str) -> Endpoint:
     """Bring one endpoint a step closer to what it should be; gives how it stands."""
     ledger = session.ledger
-    if session.hold("endpoint", name) is not None:
+    endpoint = _known(session, name)
+    if session.is_here((endpoint.handle or {}).get("host", "")) and session.hold("endpoint", name) is not None:
         endpoint = _known(session, name)
         match endpoint.state:
             case EndpointState.STARTING | EndpointState.READY:

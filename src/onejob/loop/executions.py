@@ -35,7 +35,7 @@ FOR_GOOD: Mapping[str, tuple[type[StepError], str]] = {
 
 def tend_execution(session: Session, run: Run, row: StepRow, execution: Execution) -> None:
     """Take the execution's lease if it is free; start it if it isn't yet, see how it stands, end it if it has ended."""
-    token = session.hold("execution", execution.id)
+    token = session.hold("execution", execution.id) if session.is_here(execution.host) else None
     if token is None:
         return
     try:
@@ -138,7 +138,7 @@ def end_unwanted(session: Session) -> None:
     """End live executions to which no run that still goes on is attached: cancelled, or left by a dead process."""
     ledger = session.ledger
     for execution in ledger.list_executions(states=LIVE):
-        if ledger.attached_runs(execution.id):
+        if ledger.attached_runs(execution.id) or not session.is_here(execution.host):
             continue
         token = session.hold("execution", execution.id)
         if token is None:

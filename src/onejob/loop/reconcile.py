@@ -151,7 +151,7 @@ def _ready(held: Held, row: StepRow) -> None:
             capacity=session.executors[name].capacity(),
             executor=name,
             host=session.owner.host,
-            fresh_since=held.run.created if row.name in held.run.forced else None,
+            fresh_from=held.run.id if row.name in held.run.forced else None,
         ),
         session.owner,
         session.ttl,

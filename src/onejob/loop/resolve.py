@@ -32,7 +32,7 @@ class Target:
 
 def resolve(session: Session, name: str) -> Target:
     """The one thing that `name` stands for; NotFoundError with the nearest known names."""
-    for look in (_job_file, _run, _step, _ref, _endpoint, _execution, _artifact, _request):
+    for look in (_job_file, _run, _step, _ref, _endpoint, _execution, _artifact, _request, _job_folder):
         if found := look(session, name):
             return found
     near = difflib.get_close_matches(name, _names(session), 3)
@@ -42,9 +42,13 @@ def resolve(session: Session, name: str) -> Target:
 
 def _job_file(session: Session, name: str) -> Target | None:
     path = Path(name)
-    if path.is_dir() and (path / "job.toml").is_file():
-        path = path / "job.toml"
     return Target("job", path=path) if path.suffix == ".toml" else None
+
+
+def _job_folder(session: Session, name: str) -> Target | None:
+    """Last of all: `flights` is rather the endpoint than the folder beside it; `./flights` is the folder."""
+    path = Path(name) / "job.toml"
+    return Target("job", path=path) if path.is_file() else None
 
 
 def _run(session: Session, name: str) -> Target | None:

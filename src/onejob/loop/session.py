@@ -44,6 +44,10 @@ class Session:
         self.held[what, key] = lease
         return lease.token
 
+    def is_here(self, host: str) -> bool:
+        """Whether something of that host is ours to look after: this machine, also as it was before a restart."""
+        return not host or host.split("/")[0] == self.owner.host.split("/")[0]
+
     def drop(self, what: str, key: int | str) -> None:
         """Forget a lease that was lost."""
         self.held.pop((what, key), None)

@@ -274,6 +274,8 @@ class VerifyView:
     files: int = 0
     size: int = 0
     damaged: tuple[Damage, ...] = ()
+    changed: tuple[Damage, ...] = ()
+    """Sources that were changed or moved since they were read: no damage, but they can't be read again."""
 
 
 @dataclass(frozen=True, slots=True)

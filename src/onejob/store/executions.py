@@ -175,7 +175,7 @@ class SqlExecutions(SqlCatalog):
 def _done(request: ClaimRequest) -> Any:
     counts = and_(TABLE.c.key == request.key, TABLE.c.state == ExecutionState.DONE, TABLE.c.forgotten.is_(None))
     query = select(TABLE).where(counts).order_by(TABLE.c.number.desc()).limit(1)
-    return query if request.fresh_since is None else query.where(TABLE.c.finished >= request.fresh_since)
+    return query if request.fresh_from is None else query.where(TABLE.c.run >= request.fresh_from)
 
 
 def _live(request: ClaimRequest) -> Any:

@@ -159,11 +159,12 @@ class LedgerContract(CatalogContract):
 
     def test_a_forced_step_wants_a_fresh_execution(self, ledger: Ledger, run: Run, clock: Clock) -> None:
         first = leave(ledger, run.id, "k1", {})
-        clock.now += 10
-        assert ledger.claim(request(run.id, fresh_since=1000.0), A, TTL).execution == first
-        second, token = won(ledger.claim(request(run.id, fresh_since=1005.0), A, TTL))
+        clock.now -= 10  # a clock that jumps back must not make what is old look fresh
+        again_run = ledger.add_run(new_run())
+        assert ledger.claim(request(run.id, fresh_from=run.id), A, TTL).execution == first
+        second, token = won(ledger.claim(request(again_run.id, fresh_from=again_run.id), A, TTL))
         ledger.finish_execution(second.id, token, ExecutionState.DONE)
-        again = ledger.claim(request(run.id, fresh_since=1005.0), A, TTL).execution
+        again = ledger.claim(request(again_run.id, fresh_from=again_run.id), A, TTL).execution
         assert again is not None
         assert again.id == second.id
         assert [e.id for e in ledger.list_executions(key="k1", states=[ExecutionState.DONE])] == [second.id, first.id]

@@ -18,7 +18,7 @@ from onejob.loop.views import BackupView, Damage, GcView, VerifyView
 from onejob.store.backup import backup as write_backup
 from onejob.store.backup import restore as read_backup
 from onejob.store.collect import GRACE, KEEP_RUNS, GcPlan, plan_gc, sweep
-from onejob.store.verify import verify_lineage
+from onejob.store.verify import DAMAGE, verify_lineage
 
 SHOWN = 20
 
@@ -49,7 +49,15 @@ def verify(session: Session, ref: str) -> VerifyView:
                 where=found.place,
                 cure=CURES[found.what],
             )
-    return VerifyView(ref, len(artifacts), files, size, tuple(damaged.values()))
+    found_all = tuple(damaged.values())
+    return VerifyView(
+        ref,
+        len(artifacts),
+        files,
+        size,
+        damaged=tuple(d for d in found_all if d.problem in DAMAGE),
+        changed=tuple(d for d in found_all if d.problem not in DAMAGE),
+    )
 
 
 def _digests(session: Session, ref: str) -> list[str]:

@@ -29,7 +29,7 @@ from onejob.errors import (
     UsageError,
     from_json,
 )
-from onejob.loop.endpoints import tend_endpoint
+from onejob.loop.endpoints import newest_host, tend_endpoint
 from onejob.loop.keys import Keyed, code_of, key_of, source_artifact
 from onejob.loop.planning import RUN, STAGES, plan_job
 from onejob.loop.reconcile import OPEN, missing_outputs, reconcile
@@ -322,32 +322,44 @@ def stop(session: Session, ref: str, now: bool = False) -> StopView:
     """Stop a run or an endpoint, and wait until it has stopped; steps save what they have, requests are answered."""
     target = resolve(session, ref)
     if target.kind == "endpoint" and target.endpoint:
-        return _stop_endpoint(session, target.endpoint.name)
+        return _stop_endpoint(session, target.endpoint.name, now)
     stopped = target.run
     if target.kind == "job" and target.path:
         job = load_job(target.path)
         stopped = next(iter(session.ledger.list_runs(job=job.name, states=OPEN)), None)
         if stopped is None:
             if session.ledger.get_endpoint(job.name):
-                return _stop_endpoint(session, job.name)
+                return _stop_endpoint(session, job.name, now)
             raise NotFoundError(f"nothing of {job.name!r} is running", place=ref)
     if stopped is None:
         raise UsageError(f"a {target.kind} can't be stopped", place=ref, cure="Name a run or an endpoint.")
     if ended(stopped):
         return StopView(ref, "run", stopped.state, "it had ended already")
     session.ledger.cancel_run(stopped.id)
+    if now:
+        _kill(session, stopped.id)
     while _leftovers(session, stopped.id):
         reconcile(session, [])
         time.sleep(QUICK)
     return StopView(ref, "run", session.ledger.get_run(stopped.id).state)
 
 
-def _stop_endpoint(session: Session, name: str) -> StopView:
+def _kill(session: Session, run: int) -> None:
+    """SIGKILL to what a cancelled run has started, and nobody else wants."""
+    for execution in session.ledger.list_executions(states=[ExecutionState.CLAIMED, ExecutionState.RUNNING]):
+        if execution.run == run and execution.handle and not session.ledger.attached_runs(execution.id):
+            session.executors[execution.executor].cancel(execution.handle, now=True)
+
+
+def _stop_endpoint(session: Session, name: str, now: bool = False) -> StopView:
     endpoint = session.ledger.get_endpoint(name)
     assert endpoint is not None
     if endpoint.state == EndpointState.STOPPED:
         return StopView(name, "endpoint", endpoint.state, "it had stopped already")
     session.ledger.set_endpoint(name, EndpointState.STOPPING)
+    host, _ = newest_host(session.home.endpoint(name))
+    if now and host is not None:
+        session.executors["local"].cancel(host, now=True)
     while (endpoint := tend_endpoint(session, name)).state == EndpointState.STOPPING:
         time.sleep(QUICK)
     if endpoint.state != EndpointState.STOPPED:

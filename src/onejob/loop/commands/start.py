@@ -85,7 +85,7 @@ def _tries(name: str, place: Path, request: str) -> tuple[str, ...]:
     return (
         f"onejob show {name}                what is served, and how it is asked",
         *([f"onejob trace {request}   from that answer back to the source files"] if request else []),
-        f"onejob why {place}              why each step ran, or didn't have to",
+        f"onejob why {place}/job.toml     why each step ran, or didn't have to",
         f"onejob run {place}              again: nothing has changed, so nothing runs",
         f"onejob run {place} --set train.epochs=6",
         f"onejob stop {name}                end the endpoint",
@@ -106,7 +106,15 @@ def init(folder: str | Path, name: str | None = None, source: str | Path | None 
         job = f"job-{job}"
     text = (files("onejob") / "examples" / "skeleton" / "job.toml").read_text()
     values, notes = _guess(Path(source)) if source else ({}, ())
-    values = {"name": job, "source": "data.csv", "label": "label", "categories": "[]", "numbers": "[]", **values}
+    values = {
+        "name": job,
+        "source": json.dumps("data.csv"),
+        "label": json.dumps("label"),
+        "categories": "[]",
+        "numbers": "[]",
+        "metric": "auc",
+        **values,
+    }
     for key, value in values.items():
         text = text.replace(f"@{key}@", value)
     place.mkdir(parents=True, exist_ok=True)
@@ -138,8 +146,9 @@ def _guess(path: Path) -> tuple[dict[str, str], tuple[str, ...]]:
     if left:
         notes.append(f"left out, since nearly every value is another: {', '.join(left)}")
     values = {
-        "source": str(path.resolve()),
-        "label": label,
+        "metric": _guess_metric({row[label] for row in rows}, kinds[label]),
+        "source": json.dumps(str(path.resolve()), ensure_ascii=False),
+        "label": json.dumps(label, ensure_ascii=False),
         "categories": json.dumps(categories, ensure_ascii=False),
         "numbers": json.dumps(numbers, ensure_ascii=False),
     }
@@ -160,6 +169,13 @@ def _guess_label(columns: list[str], kinds: dict[str, str]) -> str:
             if name.lower() == word:
                 return name
     return next((name for name in reversed(columns) if kinds[name] != "text"), columns[-1])
+
+
+def _guess_metric(labels: set[str | None], kind: str) -> str:
+    """What to judge by: two answers, several, or a quantity."""
+    if len(labels - {None, "", "NA"}) <= 2:
+        return "auc"
+    return "r2" if kind == "number" else "accuracy"
 
 
 def _is_number(text: str) -> bool:
