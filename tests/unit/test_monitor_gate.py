@@ -253,7 +253,7 @@ def test_a_decision_is_data() -> None:
 
 def counted(values: list[float]) -> harm.Harm:
     blocks = [Block(f"{day:03d}", 500, value) for day, value in enumerate(values)]
-    return harm.update_all(harm.Harm(alpha=0.05), blocks)
+    return harm.update_all(gate.on_probation(), blocks)
 
 
 def test_probation_rolls_back_keeps_or_watches() -> None:

@@ -27,6 +27,9 @@ from onejob.monitor.blocks import MIN_ROWS, Array, Grouping, means
 
 Verdict = Literal["promote", "hold", "reject"]
 
+PROBATION_BOUND = 0.1
+"""Nats. Two models of the same kind seldom lie further apart in a block; see `harm.BOUND` and the bench."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -240,6 +243,11 @@ def decide(
     if lacking:
         return Decision("hold", (proof,), (lacking,), rules, look, comparison, tuple(gaps), replay)
     return Decision("promote", (proof,), (), rules, look, comparison, tuple(gaps), replay)
+
+
+def on_probation(alpha: float = 0.05) -> harm.Harm:
+    """The state in which a new champion's probation begins; count into it by `harm.update`."""
+    return harm.Harm(alpha=alpha, bound=PROBATION_BOUND)
 
 
 def probation(state: harm.Harm, blocks: int) -> Probation:
