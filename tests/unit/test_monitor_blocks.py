@@ -112,8 +112,8 @@ def test_the_reference_knows_no_label_before_it_came() -> None:
 
 def test_the_reference_forgets_what_is_older_than_its_window_and_wants_rows_enough() -> None:
     event, label = np.array([0.0, 50.0, 60.0]), np.array([1.0, 0.0, 0.0])
-    shares = trailing_share(event, event, label, np.array([40.0, 61.0]), window=30, least=2, prior=0.3)
-    assert shares.tolist() == [0.3, 0.0]
+    shares = trailing_share(event, event, label, np.array([20.0, 40.0, 61.0]), window=30, least=2, prior=0.3)
+    assert shares.tolist() == [0.3, 0.3, 0.0]  # one label is too few; then none is left; then two
 
 
 def test_a_label_can_not_be_known_before_its_event() -> None:

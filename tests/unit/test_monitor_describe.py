@@ -110,6 +110,9 @@ def test_rare_categories_count_together_but_are_not_unseen() -> None:
     assert found.unseen_share == 0.0
     assert found.psi is not None
     assert found.psi.value < found.psi.chance_high
+    thin = describe_categories("c", np.concatenate([reference, np.array(["often"] * 1000, object)]), reference[:50])
+    assert thin.psi is not None
+    assert thin.psi.chance < 0.8  # fifty and the rest; with each of the five hundred for itself, 0.89
 
 
 def test_the_figures_of_chance_are_the_same_twice() -> None:

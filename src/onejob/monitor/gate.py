@@ -306,11 +306,12 @@ def _level(rules: Rules, look: int) -> float:
 
 
 def _slices(answers: Answers, rules: Rules, look: int, min_rows: int) -> list[Slice | None]:
-    names = [(column, str(value)) for column, rows in answers.slices.items() for value in np.unique(rows.astype(str))]
+    texts = {column: rows.astype(str) for column, rows in answers.slices.items()}
+    names = [(column, str(value)) for column, text in texts.items() for value in np.unique(text)]
     level = 1 - (1 - _level(rules, look)) / max(1, len(names))
     found: list[Slice | None] = []
     for column, value in names:
-        mask = answers.slices[column].astype(str) == value
+        mask = texts[column] == value
         blocks = means(answers.grouping.only(mask), answers.difference[mask], min_rows=1).blocks
         rows = sum(block.rows for block in blocks)
         if len(blocks) < rules.min_blocks or rows < min_rows * rules.min_blocks / 2:
