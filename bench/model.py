@@ -3,8 +3,8 @@
     python bench/model.py [--seeds 7 8 9]
 
 Runs the example job in homes of their own (nothing of the user's is touched), builds March with the same steps, and
-scores it with the checkpoint and with the chosen engine. Then runs the job of the first seed again in another home and another
-folder, and compares the digests of dataset, checkpoint and candidates.
+scores it with the checkpoint and with the chosen engine. Then runs the job of the first seed again in another home and
+another folder, and compares the digests of dataset, checkpoint and candidates.
 """
 
 from __future__ import annotations
