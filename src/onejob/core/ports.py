@@ -22,6 +22,7 @@ from onejob.core.records import (
     Owner,
     Ref,
     Run,
+    Segment,
     StepRow,
 )
 from onejob.core.state import EndpointState, ExecutionState, RunState, StepState
@@ -245,6 +246,27 @@ class Endpoints(Protocol):
     ) -> None: ...
 
 
+class Segments(Protocol):
+    """What came back from endpoints: sealed traffic and batches of labels."""
+
+    def add_segment(self, endpoint: str, artifact: Artifact, *, begins: float, ends: float, rows: int) -> Segment:
+        """Index the artifact and number it as the endpoint's next segment, in one transaction; twice is once."""
+
+    def list_segments(
+        self,
+        endpoint: str,
+        *,
+        kind: str | None = None,
+        after: int = 0,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> list[Segment]:
+        """In the order of sealing; `after` a number, and such as reach into [since, until)."""
+
+    def drop_segments(self, endpoint: str, numbers: Sequence[int]) -> int:
+        """Forget segments, so that `gc` may free their artifacts; gives how many there were."""
+
+
 class Log(Protocol):
     """The append-only log."""
 
@@ -254,7 +276,7 @@ class Log(Protocol):
     def add_event(self, subject: str, kind: str, data: Mapping[str, Json]) -> None: ...
 
 
-class Ledger(Runs, Executions, Leases, Catalog, Endpoints, Log, Protocol):
+class Ledger(Runs, Executions, Leases, Catalog, Endpoints, Segments, Log, Protocol):
     """All that is remembered; SQLite or PostgreSQL, the same statements."""
 
     def close(self) -> None: ...

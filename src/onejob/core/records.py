@@ -142,6 +142,22 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """A sealed piece of what came back from an endpoint; `number` counts up in the order of sealing."""
+
+    number: int
+    endpoint: str
+    digest: str
+    """Of the artifact."""
+    kind: str
+    """`traffic` or `labels`."""
+    begins: float
+    ends: float
+    """The range of event times (traffic), or of the labels' own times: seconds since the epoch."""
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """A line of the append-only log, written in the same transaction as the change that it tells of."""
 

@@ -14,7 +14,7 @@ from onejob.core.records import Execution, Ref
 from onejob.core.state import ExecutionState
 from onejob.errors import ConflictError, NotFoundError, UsageError
 from onejob.store.rows import LIVE, Part, execution_of, ref_of
-from onejob.store.schema import ARTIFACT, ENDPOINT, EXECUTION, OUTPUT, REF
+from onejob.store.schema import ARTIFACT, ENDPOINT, EXECUTION, OUTPUT, REF, SEGMENT
 
 SHORTEST_PREFIX = 6
 
@@ -136,6 +136,8 @@ def _user(connection: Connection, digest: str) -> str:
         return f"the ref {name}"
     if name := connection.scalar(select(ENDPOINT.c.name).where(ENDPOINT.c.artifact == digest).limit(1)):
         return f"the endpoint {name}"
+    if name := connection.scalar(select(SEGMENT.c.endpoint).where(SEGMENT.c.digest == digest).limit(1)):
+        return f"what came back from the endpoint {name}"
     made = exists().where(OUTPUT.c.execution == EXECUTION.c.id, OUTPUT.c.artifact == digest)
     done = (EXECUTION.c.state == ExecutionState.DONE) & EXECUTION.c.forgotten.is_(None) & made
     if found := connection.scalar(select(EXECUTION.c.id).where(done).limit(1)):

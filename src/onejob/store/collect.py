@@ -149,6 +149,8 @@ def _roots(ledger: Ledger) -> Iterator[tuple[str, str | None, str]]:
         yield ref.digest, ref.execution, f"the ref {ref.name} stands on it"
     for endpoint in ledger.list_endpoints():
         yield endpoint.artifact, endpoint.execution, f"the endpoint {endpoint.name} stands on it"
+        for segment in ledger.list_segments(endpoint.name):
+            yield segment.digest, None, f"it came back from the endpoint {endpoint.name}"
 
 
 def _lineage(digest: str, maker: str | None, executions: Mapping[str, Execution]) -> Iterator[str]:

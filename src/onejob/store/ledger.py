@@ -21,9 +21,10 @@ from onejob.store.leases import SqlLeases, alive
 from onejob.store.log import SqlLog
 from onejob.store.migrate import migrate
 from onejob.store.runs import SqlRuns
+from onejob.store.segments import SqlSegments
 
 
-class SqlLedger(SqlRuns, SqlExecutions, SqlLeases, SqlEndpoints, SqlLog):
+class SqlLedger(SqlRuns, SqlExecutions, SqlLeases, SqlEndpoints, SqlSegments, SqlLog):
     """Opens the database at a URL (see connect.Database), makes or brings up to date its tables, and remembers.
 
     `token(n)` gives 2n random hex digits; `alive` says whether the owner of a lease lives (None: can't be told).

@@ -76,6 +76,16 @@ MIGRATIONS = (
             "CREATE INDEX event_subject ON event (subject, seq)",
         ),
     ),
+    Migration(
+        2,
+        "what comes back from endpoints",
+        (
+            """CREATE TABLE segment (number BIGINT PRIMARY KEY, endpoint NAME NOT NULL, digest NAME NOT NULL,
+                kind NAME NOT NULL, begins DOUBLE PRECISION NOT NULL, ends DOUBLE PRECISION NOT NULL,
+                rows BIGINT NOT NULL, added DOUBLE PRECISION NOT NULL, UNIQUE (endpoint, digest))""",
+            "CREATE INDEX segment_digest ON segment (digest)",
+        ),
+    ),
 )
 
 

@@ -179,6 +179,20 @@ ENDPOINT = Table(
     *_lease(),
 )
 
+SEGMENT = Table(
+    "segment",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("endpoint", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("begins", Float, nullable=False),
+    Column("ends", Float, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("added", Float, nullable=False),
+)
+"""What came back from an endpoint: artifacts of kind `traffic` and `labels`, in the order in which they were sealed."""
+
 EVENT = Table(
     "event",
     metadata,

@@ -32,6 +32,7 @@ POINTS: dict[str, str] = {
     "executions.before_commit": "An execution was changed, in a transaction that is still open.",
     "catalog.before_commit": "An artifact or ref was changed, in a transaction that is still open.",
     "endpoints.before_commit": "An endpoint was changed, in a transaction that is still open.",
+    "segments.before_commit": "A sealed segment was added, in a transaction that is still open.",
     "migrate.before_commit": "A migration was carried out, in a transaction that is still open.",
     "gc.after_forget": "Executions were forgotten; what they left is still there.",
     "gc.after_drop": "Artifacts were dropped from the catalogue; their blobs are still there.",
