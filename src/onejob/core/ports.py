@@ -243,7 +243,9 @@ class Endpoints(Protocol):
         port: int | None = None,
         handle: Json | None = None,
         error: Json | None = None,
-    ) -> None: ...
+        expect: EndpointState | None = None,
+    ) -> None:
+        """Say where it stands; with `expect`, only if it stands so now (ConflictError)."""
 
 
 class Segments(Protocol):

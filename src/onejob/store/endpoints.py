@@ -12,7 +12,7 @@ from onejob.core.faults import reach
 from onejob.core.records import Endpoint
 from onejob.core.state import ENDPOINT as CHANGES
 from onejob.core.state import EndpointState
-from onejob.errors import NotFoundError
+from onejob.errors import ConflictError, NotFoundError
 from onejob.store.rows import Part, change, check_change, endpoint_of
 from onejob.store.schema import ENDPOINT
 
@@ -63,11 +63,14 @@ class SqlEndpoints(Part):
         port: int | None = None,
         handle: Json | None = None,
         error: Json | None = None,
+        expect: EndpointState | None = None,
     ) -> None:
         """Say where it stands; what is None stays as it is, save that a state without an error has none."""
         with self._db.write() as connection:
             row = _endpoint(connection, name)
             old = EndpointState(row.state)
+            if expect is not None and old is not expect:
+                raise ConflictError(f"it is {old} by now, not {expect}", place=f"endpoint {name}")
             check_change(CHANGES, old, state, f"endpoint {name}")
             wished: dict[str, Any] = {"port": port, "handle": handle}
             told = {

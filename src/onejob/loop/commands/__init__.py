@@ -2,9 +2,11 @@
 
 from onejob.loop.commands.explain import diff, why
 from onejob.loop.commands.keep import backup, gc, restore, verify
-from onejob.loop.commands.look import logs, ps, show, trace
-from onejob.loop.commands.run import check, run, stop, up
+from onejob.loop.commands.logs import logs
+from onejob.loop.commands.look import ps, show, trace
+from onejob.loop.commands.run import check, run, up
 from onejob.loop.commands.start import demo, doctor, init, schema
+from onejob.loop.commands.stop import stop
 from onejob.loop.factory import open_session as open
 
 __all__ = [
