@@ -40,6 +40,7 @@ VERBS: Mapping[str, Mapping[str, str]] = {
         "verify": "Hash a whole lineage again and name what is damaged.",
     },
     "Keep": {
+        "label": "Give an endpoint the labels of a file: what its answers should have been.",
         "stop": "Stop a run or an endpoint.",
         "gc": "Free what nothing refers to any more.",
         "backup": "Write the ledger and all blobs into one file.",

@@ -33,6 +33,7 @@ from onejob.loop.endpoints import tend_endpoint, want_serving
 from onejob.loop.executions import LIVE, tend_execution, tend_rest
 from onejob.loop.keys import key_of, source_artifact
 from onejob.loop.session import Full, Session
+from onejob.loop.traffic import seal_traffic
 
 ENDED = frozenset({StepState.DONE, StepState.FAILED, StepState.CANCELLED, StepState.SKIPPED})
 OPEN = (RunState.QUEUED, RunState.RUNNING)
@@ -108,6 +109,7 @@ def reconcile(session: Session, scope: Sequence[int] | None = None) -> Outlook:
         tend_rest(session, live, tended)
         for endpoint in ledger.list_endpoints() if scope is None else ():
             session.troubles.guard(f"endpoint/{endpoint.name}", partial(tend_endpoint, session, endpoint.name))
+            session.troubles.guard(f"traffic/{endpoint.name}", partial(seal_traffic, session, endpoint.name))
     return max(outlooks)
 
 

@@ -136,6 +136,16 @@ def coverage(joined: Joined, *, block: int = DAY, offset: int = 0) -> list[Block
     return found
 
 
+def overall(joined: Joined) -> dict[str, Json]:
+    """Coverage and delay over all rows, in the words of `onejob show`; delays in seconds."""
+    known = joined.labelled
+    told: dict[str, Json] = {"label_coverage": round(float(known.mean()), 4) if len(known) else None}
+    if known.any():
+        delays = (joined.label_time[known] - joined.traffic.time[known]) / SECOND
+        told["label_delay_median"], told["label_delay_p90"] = np.round(np.quantile(delays, [0.5, 0.9]), 3).tolist()
+    return told
+
+
 def _once(traffic: Traffic) -> tuple[Array, int]:
     """Indices of the rows that count, by event time, and how many were captured again; the first to arrive counts."""
     seen: set[tuple[Any, ...]] = set()

@@ -2,6 +2,7 @@
 
 from onejob.loop.commands.explain import diff, why
 from onejob.loop.commands.keep import backup, gc, restore, verify
+from onejob.loop.commands.label import label
 from onejob.loop.commands.logs import logs
 from onejob.loop.commands.look import ps, show, trace
 from onejob.loop.commands.run import check, run, up
@@ -17,6 +18,7 @@ __all__ = [
     "doctor",
     "gc",
     "init",
+    "label",
     "logs",
     "open",
     "ps",

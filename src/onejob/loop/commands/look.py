@@ -22,6 +22,7 @@ from onejob.loop.snapshots import (
     metrics_of,
     run_view,
 )
+from onejob.loop.traffic import told_of
 from onejob.loop.views import ListView, Node, ShowView, TraceView
 from onejob.monitor.collect import series_of, summary_of
 
@@ -116,7 +117,7 @@ def _show_endpoint(session: Session, ref: str, target: Target) -> ShowView:
         artifacts=(artifact_view(session, endpoint.artifact),),
         lineage=tuple(lineage(session, endpoint.artifact, endpoint.execution)),
         metrics={"requests": tuple(series_of(folder))},
-        details=summary_of(folder),
+        details={**summary_of(folder), **told_of(session, endpoint)},
     )
 
 
