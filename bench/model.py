@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import machine
 import numpy as np
 
 from onejob.core.plugin import load
@@ -112,6 +113,7 @@ def digests_of(session: Session, seed: int, job: Path) -> dict[str, str]:
 
 
 def report(seeds: list[int], scores: list[dict[str, float]], one: dict[str, str], two: dict[str, str]) -> None:
+    print(machine.describe())
     print(f"march: {scores[0]['rows']:,} flights")
     print("seed   PyTorch   engine    difference   engine is")
     for seed, score in zip(seeds, scores, strict=True):
