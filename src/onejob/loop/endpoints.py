@@ -191,11 +191,11 @@ def _gave_up(folder: Path, number: int, now: float, generation: int) -> Json | N
 
 
 def _exit_of(work: Path) -> dict[str, Json]:
-    """How a host ended; one that was killed together with its shim has no last word, but a log of its last moment."""
+    """How a host ended; a shim that was killed too has no last word, but it touched its folder until then."""
     if end := _read(work / "exit.json"):
         return end
     try:
-        return {"code": None, "time": (work / "log").stat().st_mtime, "reason": "its processes were killed"}
+        return {"code": None, "time": (work / "started.json").stat().st_mtime, "reason": "its processes were killed"}
     except OSError:
         return {}
 

@@ -23,7 +23,6 @@ from onejob.errors import (
     CancelledError,
     DamagedError,
     LeaseLostError,
-    NotFoundError,
     OnejobError,
     SourceError,
     StepError,
@@ -364,10 +363,7 @@ def input_digests(session: Session, step: Step, rows: Mapping[str, StepRow]) -> 
 def missing_outputs(session: Session, execution: Execution) -> str:
     """The first output of a done execution of which a file is gone, or nothing."""
     for name, digest in execution.outputs.items():
-        try:
-            artifact = session.ledger.get_artifact(digest)
-        except NotFoundError:
-            return name
+        artifact = session.ledger.get_artifact(digest)
         if not all(session.blobs.has(entry.digest) for entry in artifact.files):
             return name
     return ""
