@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onejob.core.artifact import Json
 from onejob.core.records import Endpoint, Execution, Ref, Run, StepRow
-from onejob.errors import NotFoundError
+from onejob.errors import NotFoundError, UsageError
 from onejob.loop.session import Session
 from onejob.monitor.requests import find_request
 
@@ -29,9 +29,16 @@ class Target:
     request: Json = None
     path: Path | None = None
 
+    @property
+    def noun(self) -> str:
+        """`a run`, `an endpoint`: for sentences."""
+        return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}"
+
 
 def resolve(session: Session, name: str) -> Target:
     """The one thing that `name` stands for; NotFoundError with the nearest known names."""
+    if not name:
+        raise UsageError("the name is empty", cure="Name a run, a step, a ref, a digest, an endpoint or a job file.")
     for look in (_job_file, _run, _step, _ref, _endpoint, _execution, _artifact, _request, _job_folder):
         if found := look(session, name):
             return found
