@@ -193,8 +193,10 @@ class Capture:
             self._drop("disk", amount, str(error))
             return
         except Exception as error:  # a value that no column takes: nothing that a client sends may stop the thread
-            self._stream = None if not self._spool.size else self._stream
-            self._drop("value", amount, f"{type(error).__name__}: {error}")
+            if len(records) == 1:
+                self._drop("value", amount, f"{type(error).__name__}: {error}")
+            for record in records if len(records) > 1 else ():
+                self._write([record])  # only the culprit is dropped
             return
         self.rows += amount
         if self.fault:
@@ -253,12 +255,13 @@ class Capture:
 class _Source:
     """Where a field's values come from."""
 
+    name: str
     spec: TensorSpec
     output: bool
     hide: bool
 
     def part(self, record: Record) -> Column:
-        return (record.outputs if self.output else record.columns)[self.spec.name]
+        return (record.outputs if self.output else record.columns)[self.name]
 
 
 def check_private(private: Mapping[str, str], signature: Signature) -> None:
@@ -299,7 +302,7 @@ def _fields(signature: Signature, private: Mapping[str, str]) -> tuple[list[Fiel
                     cure = "Drop it: write 'drop'."
                     raise UnavailableError(f"column {name!r} holds lists, which can't be hashed", place=KEY, cure=cure)
                 field = Field(field.name, "BYTES")
-            sources[field] = _Source(spec, prefix == OUTPUT, mode == "hash")
+            sources[field] = _Source(name, spec, prefix == OUTPUT, mode == "hash")
     return list(sources), sources
 
 

@@ -98,7 +98,7 @@ class Spool:
         self._count += 1
         name = f"{int(self._clock() * 1000):013d}-{os.getpid()}-{self._count}{self._suffix}"
         aside = folder / f".{name}"
-        file = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        file = os.open(aside, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             # locked before it has its name: nobody can take it for a dead writer's
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
