@@ -45,10 +45,10 @@ class FakeExecutor:
 
     cpus: float = 2.0
     ends: dict[str, list[str]] = field(default_factory=dict)
-    polls: dict[str, int] = field(default_factory=dict)
-    """Folder -> how often it was looked at."""
     runs: Counter[str] = field(default_factory=Counter)
     """Step -> how often it was really started."""
+    tries: dict[str, int] = field(default_factory=dict)
+    """Folder -> which try at its step it is."""
     cancelled: set[str] = field(default_factory=set)
     over: dict[str, Status] = field(default_factory=dict)
     refuse: dict[str, Exception] = field(default_factory=dict)
@@ -60,6 +60,7 @@ class FakeExecutor:
         if not (task.work / "started.json").exists():
             (task.work / "started.json").write_text(json.dumps({"pid": 1, "host": "here"}))
             self.runs[name] += 1
+            self.tries[str(task.work)] = self.runs[name]
             self.over.pop(str(task.work), None)  # a folder that was cleared away may come again
             self.cancelled.discard(str(task.work))
         handle = self.adopt(task.work)
@@ -95,10 +96,9 @@ class FakeExecutor:
         if str(work) in self.cancelled:
             status = Status("exited", 75, "asked to stop", cause="stopped")
         else:
-            self.polls[str(work)] = self.polls.get(str(work), 0) + 1
             name = self._name(work)
             ends = self.ends.get(name, ["ok"])
-            end = ends[min(self.runs[name], len(ends)) - 1]
+            end = ends[min(self.tries.get(str(work), 1), len(ends)) - 1]
             status = self._end(work, end)
         if status.state != "running":
             self.over[str(work)] = status
