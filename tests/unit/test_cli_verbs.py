@@ -14,6 +14,7 @@ from onejob.cli import VERBS, main, output, trace
 from onejob.core.ports import Support
 from onejob.errors import CancelledError, JobFileError, NotFoundError, RankError, StoreError
 from onejob.loop import commands
+from onejob.loop.commands.label import LabelView
 from onejob.loop.views import (
     ArtifactView,
     BackupView,
@@ -164,6 +165,11 @@ RESULTS: dict[str, tuple[list[str], Any, list[str]]] = {
         ["there"],
         BackupView("there", 5, 1024, 3),
         ["backed up to there: 3 runs, 5 blobs (1.0 KiB)"],
+    ),
+    "label": (
+        ["flights", "arrived.csv"],
+        LabelView("flights", "arrived.csv", accepted=3, refused=1, rows=({"line": 4, "value": "x", "reason": "is no number"},)),
+        ["3 labels for flights, 1 row refused", "is no number"],
     ),
     "restore": ([__file__], BackupView(__file__, 5, 1024, 3), [f"restored from {__file__}: 3 runs, 5 blobs"]),
 }
