@@ -23,6 +23,7 @@ from onejob.errors import (
     CancelledError,
     DamagedError,
     LeaseLostError,
+    NotFoundError,
     OnejobError,
     SourceError,
     StepError,
@@ -361,9 +362,12 @@ def input_digests(session: Session, step: Step, rows: Mapping[str, StepRow]) -> 
 
 
 def missing_outputs(session: Session, execution: Execution) -> str:
-    """The first output of a done execution of which a file is gone, or nothing."""
+    """The first output of a done execution that `gc` has freed, or of which a file is gone; or nothing."""
     for name, digest in execution.outputs.items():
-        artifact = session.ledger.get_artifact(digest)
+        try:
+            artifact = session.ledger.get_artifact(digest)
+        except NotFoundError:
+            return name
         if not all(session.blobs.has(entry.digest) for entry in artifact.files):
             return name
     return ""

@@ -154,7 +154,11 @@ def _full_digest(connection: Connection, digest: str) -> str:
     query = select(ARTIFACT.c.digest).where(ARTIFACT.c.digest >= digest, ARTIFACT.c.digest < digest + "g")
     found = list(connection.scalars(query.order_by(ARTIFACT.c.digest).limit(3)))
     if not found:
-        raise NotFoundError("there is no such artifact", place=short(digest), cure="`onejob show` lists them.")
+        raise NotFoundError(
+            "there is no such artifact",
+            place=short(digest),
+            cure="`onejob show RUN` lists what a run has left; `onejob gc` may have freed it.",
+        )
     if len(found) > 1:
         raise UsageError(
             f"several artifacts begin so: {', '.join(found[:2])} ...", place=digest, cure="Write more of its digits."
