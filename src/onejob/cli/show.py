@@ -79,9 +79,25 @@ def endpoint(view: EndpointView, counted: Mapping[str, Json]) -> RenderableType:
         **({"takes and gives": f"{view.url}/v2/models/{view.name}"} if view.url else {}),
         **told,
         "latency": ", ".join(quantiles) or "no answers yet",
+        **recorded(counted),
         "error": str(from_json({name: str(value) for name, value in view.error.items()})) if view.error else "",
     }
     return Group(ps.endpoints((view,)), "", output.panel(sheet))
+
+
+def recorded(counted: Mapping[str, Json]) -> dict[str, str]:
+    """What was captured of its answers, and how complete and late their labels are; nothing without [monitor]."""
+    if "captured" not in counted:
+        return {}
+    rows = f"{output.plural(counted['captured'], 'row')}, {output.number(counted['dropped'])} dropped"
+    told = [output.number(counted["labels"])]
+    if (coverage := counted.get("label_coverage")) is not None:
+        told.append(f"coverage {coverage:.1%}")
+    if (median := counted.get("label_delay_median")) is not None:
+        told.append(f"delay {output.duration(median)} (90 %: {output.duration(counted['label_delay_p90'])})")
+    odd = {name.removeprefix("labels_"): n for name, n in counted.items() if name.startswith("labels_")}
+    told += [f"{output.number(n)} {name}" for name, n in odd.items()]
+    return {"captured": f"{rows}; {counted['traffic']}", "labels": ", ".join(told)}
 
 
 def details(values: Mapping[str, Json]) -> RenderableType:

@@ -7,7 +7,6 @@ whatever line, finds the same digest and is doing it once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,7 +63,7 @@ def seal_traffic(session: Session, name: str) -> list[Segment]:
 
 
 def _has_files(folder: Path) -> bool:
-    return any(entry for place in (OPEN, SEALED) if (folder / place).is_dir() for entry in os.scandir(folder / place))
+    return any(True for place in (OPEN, SEALED) for _ in (folder / place).glob("*"))
 
 
 def _keep(session: Session, endpoint: Endpoint, kind: _Kind, path: Path, summary: Any) -> Segment | None:
