@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,7 +80,12 @@ def request_id(tiny: Project) -> str:
     body = json.dumps({"instances": [ROW, ROW]}).encode()
     with urllib.request.urlopen(f"{url}/v1/models/tiny:predict", data=body, timeout=30) as reply:
         assert len(json.loads(reply.read())["predictions"]) == 2
-        return str(reply.headers["x-request-id"])
+        name = str(reply.headers["x-request-id"])
+    deadline = time.monotonic() + 30  # journal and counters are written now and then, not with each answer
+    while use(tiny, "show", name)[0] != 0 or not as_json(tiny, "show", "tiny")["details"]["requests"]:
+        assert time.monotonic() < deadline, "the answer was never counted"
+        time.sleep(0.2)
+    return name
 
 
 def test_an_endpoint_shows_its_model_its_candidates_and_its_traffic(tiny: Project, request_id: str) -> None:
