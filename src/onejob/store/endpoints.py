@@ -27,24 +27,30 @@ class SqlEndpoints(Part):
 
         One that has failed or stopped stays so: starting it anew is a decision (`set_endpoint`).
         """
-        wish = {"artifact": artifact, "execution": execution, "options": dict(options)}
         with self._db.write() as connection:
-            row = connection.execute(select(ENDPOINT).where(ENDPOINT.c.name == name)).one_or_none()
-            if row is not None and all(row._mapping[field] == value for field, value in wish.items()):
-                return endpoint_of(row)
-            now = self._clock()
-            if row is None:
-                generation, state = 1, EndpointState.STARTING
-                new = {"state": state, "generation": generation, "port": 0, "created": now, "updated": now}
-                connection.execute(insert(ENDPOINT).values(name=name, **new, **wish))
-            else:
-                generation, old = row.generation + 1, EndpointState(row.state)
-                state = EndpointState.STARTING if old is EndpointState.READY else old
-                values = {"state": state, "generation": generation, "updated": now, **wish}
-                change(connection, ENDPOINT, ENDPOINT.c.name == name, values)
-            self._event(connection, f"endpoint/{name}", "wanted", {"generation": generation, "state": state, **wish})
+            self._want(connection, name, artifact, execution, options)
             reach("endpoints.before_commit")
             return endpoint_of(_endpoint(connection, name))
+
+    def _want(
+        self, connection: Connection, name: str, artifact: str, execution: str | None, options: Mapping[str, Json]
+    ) -> None:
+        """The same in the transaction of the caller."""
+        wish = {"artifact": artifact, "execution": execution, "options": dict(options)}
+        row = connection.execute(select(ENDPOINT).where(ENDPOINT.c.name == name)).one_or_none()
+        if row is not None and all(row._mapping[field] == value for field, value in wish.items()):
+            return
+        now = self._clock()
+        if row is None:
+            generation, state = 1, EndpointState.STARTING
+            new = {"state": state, "generation": generation, "port": 0, "created": now, "updated": now}
+            connection.execute(insert(ENDPOINT).values(name=name, **new, **wish))
+        else:
+            generation, old = row.generation + 1, EndpointState(row.state)
+            state = EndpointState.STARTING if old is EndpointState.READY else old
+            values = {"state": state, "generation": generation, "updated": now, **wish}
+            change(connection, ENDPOINT, ENDPOINT.c.name == name, values)
+        self._event(connection, f"endpoint/{name}", "wanted", {"generation": generation, "state": state, **wish})
 
     def get_endpoint(self, name: str) -> Endpoint | None:
         with self._db.read() as connection:

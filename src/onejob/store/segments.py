@@ -49,6 +49,7 @@ class SqlSegments(SqlCatalog):
         after: int = 0,
         since: float | None = None,
         until: float | None = None,
+        newest: int | None = None,
     ) -> list[Segment]:
         query = select(SEGMENT).where(SEGMENT.c.endpoint == endpoint, SEGMENT.c.number > after)
         if kind is not None:
@@ -58,7 +59,8 @@ class SqlSegments(SqlCatalog):
         if until is not None:
             query = query.where(SEGMENT.c.begins < until)
         with self._db.read() as connection:
-            return [_segment_of(row) for row in connection.execute(query.order_by(SEGMENT.c.number))]
+            found = connection.execute(query.order_by(SEGMENT.c.number.desc()).limit(newest)).all()
+        return [_segment_of(row) for row in reversed(found)]
 
     def drop_segments(self, endpoint: str, numbers: Sequence[int]) -> int:
         dropped = 0
