@@ -288,10 +288,10 @@ class Signals(Protocol):
         champion: str | None = None,
         report: str | None = None,
         turn: int | None = None,
+        facts: Mapping[str, Json] | None = None,
     ) -> list[Signal]:
-        """Store findings, and end the turn that brought them, in one transaction; gives those that are new.
-
-        What is said of the same champion, kind and block is one finding; without a champion each is its own.
+        """Store findings, and end the turn that brought them (`facts` join its own), in one transaction; gives the new
+        ones. What is said of the same champion, kind and block is one finding; without a champion each is its own.
         """
 
     def list_signals(self, endpoint: str, *, fresh: bool = False, limit: int | None = None) -> list[Signal]:
@@ -300,7 +300,7 @@ class Signals(Protocol):
     def add_turn(
         self, new: NewRun, turn: NewTurn, *, signals: Sequence[int] = (), raised: Sequence[NewSignal] = ()
     ) -> Run | None:
-        """Add a run for an endpoint's loop and let it consume signals, in one transaction; `raised` are new ones.
+        """Add a run for an endpoint's loop that consumes signals (`raised` are new ones), in one transaction.
 
         None, and nothing is added, if a run of that kind is open for the endpoint, or a signal is consumed already.
         """
@@ -349,10 +349,7 @@ class Promotions(Protocol):
     def roll_back(
         self, promotion: int, *, reason: str, cause: Mapping[str, Json], event_time: float, ref: str | None = None
     ) -> Promotion:
-        """Let the former engine serve again, in one transaction; twice is once.
-
-        ConflictError if the endpoint serves something else by now.
-        """
+        """Let the former engine serve again, once; ConflictError if the endpoint serves something else by now."""
 
     def keep_promotion(self, promotion: int, *, reason: str, event_time: float) -> None:
         """End a probation well; ConflictError if it was rolled back."""
@@ -366,6 +363,9 @@ class Log(Protocol):
 
     def events(self, *, after: int = 0, subject: str | None = None, limit: int | None = None) -> list[Event]:
         """Oldest first; `subject` matches itself and everything below it (`run/12` matches `step/12/...` too)."""
+
+    def newest_event(self) -> int:
+        """The number of the newest line; 0 for none."""
 
     def add_event(self, subject: str, kind: str, data: Mapping[str, Json]) -> None: ...
 

@@ -18,8 +18,9 @@ from onejob.core.context import write_json
 from onejob.core.faults import reach
 from onejob.core.ports import Task
 from onejob.core.records import Endpoint, Run, StepRow
-from onejob.core.state import EndpointState
+from onejob.core.state import EndpointState, PromotionState
 from onejob.errors import ConflictError, DamagedError, StepError, from_json
+from onejob.loop.champion import event_now, keeps_champion
 from onejob.loop.session import Session
 from onejob.loop.tasks import explained, lay_out
 
@@ -63,6 +64,11 @@ def _want(session: Session, run: Run, rows: Mapping[str, StepRow]) -> Endpoint:
     options = {**wish["options"], "project": run.project, "monitor": run.spec.get("monitor") or {}}
     known = ledger.get_endpoint(wish["name"])
     if known is not None:
+        if kept := keeps_champion(session, run, known.name, digest):
+            ledger.add_event(f"run/{run.id}", "warning", {"text": kept})
+            digest, made_by = known.artifact, known.execution
+        elif known.artifact != digest and ledger.list_promotions(known.name, limit=1):
+            return _replace(session, run, known, digest, made_by, options)
         tries = int(known.options.get("tries", 0))
         # A host that goes on with an older version tries each generation once: the same wish again is a new one.
         if known.state is EndpointState.FAILED and _host_is_up(session, wish["name"]):
@@ -71,6 +77,22 @@ def _want(session: Session, run: Run, rows: Mapping[str, StepRow]) -> Endpoint:
         if (known.artifact, known.execution, dict(known.options)) == (digest, made_by, options):
             return known
     return ledger.want_endpoint(wish["name"], artifact=digest, execution=made_by, options=options)
+
+
+def _replace(
+    session: Session, run: Run, known: Endpoint, digest: str, made_by: str | None, options: Mapping[str, Json]
+) -> Endpoint:
+    """A person's run puts its engine in the place of one that was promoted: kept among the promotions too."""
+    session.ledger.promote(
+        known.name,
+        digest=digest,
+        execution=made_by,
+        cause={"kind": "run", "run": run.id},
+        event_time=event_now(session, known.name) or 0.0,
+        state=PromotionState.KEPT,
+        options=options,
+    )
+    return _known(session, known.name)
 
 
 def tend_endpoint(session: Session, name: str) -> Endpoint:
@@ -146,7 +168,8 @@ def _write_desired(session: Session, endpoint: Endpoint, folder: Path) -> None:
             "name": endpoint.name,
             "generation": endpoint.generation,
             "host": options.get("host", "127.0.0.1"),
-            "port": options.get("port") or endpoint.port,
+            # 0: the host takes the one it had, if nobody else has it by now
+            "port": options.get("port", 0),
             "project": options.get("project"),
             "options": options,
             "engine": engine,

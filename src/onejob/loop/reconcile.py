@@ -29,11 +29,16 @@ from onejob.errors import (
     StepError,
     StoreError,
 )
+from onejob.loop.champion import keeps_champion
+from onejob.loop.closing import close
 from onejob.loop.endpoints import tend_endpoint, want_serving
 from onejob.loop.executions import LIVE, tend_execution, tend_rest
 from onejob.loop.keys import key_of, source_artifact
 from onejob.loop.session import Full, Session
 from onejob.loop.traffic import seal_traffic
+
+NEWEST = 20
+"""Done runs of a job that are looked at to find a newer one."""
 
 ENDED = frozenset({StepState.DONE, StepState.FAILED, StepState.CANCELLED, StepState.SKIPPED})
 OPEN = (RunState.QUEUED, RunState.RUNNING)
@@ -110,6 +115,7 @@ def reconcile(session: Session, scope: Sequence[int] | None = None) -> Outlook:
         for endpoint in ledger.list_endpoints() if scope is None else ():
             session.troubles.guard(f"endpoint/{endpoint.name}", partial(tend_endpoint, session, endpoint.name))
             session.troubles.guard(f"traffic/{endpoint.name}", partial(seal_traffic, session, endpoint.name))
+            session.troubles.guard(f"closing/{endpoint.name}", partial(close, session, endpoint.name))
     return max(outlooks)
 
 
@@ -172,7 +178,9 @@ def _waiting(held: Held, row: StepRow) -> None:
     ledger.add_key(keyed.key.digest, keyed.key.components)
     for warning in keyed.warnings:
         ledger.add_event(f"step/{held.run.id}/{row.name}", "warning", {"text": warning})
-    held.set(row, StepState.READY, key=keyed.key.digest, reason=_why(held, row, keyed.key.digest))
+    forced = row.name in held.run.forced
+    reason = "forced" if forced else _why(held, row, keyed.key.digest)
+    held.set(row, StepState.READY, key=keyed.key.digest, reason=reason)
 
 
 def _why(held: Held, row: StepRow, key: str) -> str:
@@ -291,6 +299,11 @@ def _end_run(held: Held) -> None:
         _finish(held, RunState.FAILED, _failure(held, failed[0]))
         return
     reach("loop.before_refs")
+    if newer := _newer_done(held):
+        text = f"run {newer} of this job ended first: its results stay the latest, and are what is served"
+        session.ledger.add_event(f"run/{run.id}", "warning", {"text": text})
+        _finish(held, RunState.DONE)
+        return
     _set_refs(held)
     if run.plan["serving"]:
         held.expect(Outlook.WORKING)
@@ -307,6 +320,16 @@ def _end_run(held: Held) -> None:
             return
     reach("loop.before_done")
     _finish(held, RunState.DONE)
+
+
+def _newer_done(held: Held) -> int | None:
+    """A later run of this job, by a person as this one, that is done already; results never go back in time."""
+    run = held.run
+    if run.id in held.session.asked:
+        return None
+    done = held.session.ledger.list_runs(job=run.job, states=[RunState.DONE], limit=NEWEST)
+    later = [other.id for other in done if other.id > run.id and other.cause.get("kind") == run.cause.get("kind")]
+    return max(later, default=None)
 
 
 def _finish(held: Held, state: RunState, error: Json | None = None) -> None:
@@ -326,6 +349,9 @@ def _set_refs(held: Held) -> None:
     for name, output in held.run.plan["refs"].items():
         execution = ledger.get_execution(held.rows[output["step"]].execution or "")
         digest = execution.outputs[output["output"]]
+        serving = held.run.plan["serving"]
+        if serving and name.endswith("@champion") and keeps_champion(held.session, held.run, serving["name"], digest):
+            continue
         known = ledger.get_ref(name)
         if known is None or known.digest != digest or known.execution != execution.id:
             ledger.set_ref(name, digest, execution.id)

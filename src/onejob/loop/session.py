@@ -47,6 +47,8 @@ class Session:
     """Steps (run, name) that wait for slots."""
     asked: set[int] = field(default_factory=set)
     """Runs whose endpoint was started on our account: if it fails or is stopped after that, the run has failed."""
+    closed: dict[str, int] = field(default_factory=dict)
+    """Endpoint -> the newest event when its loop was last closed: without another there is nothing new to see."""
     troubles: Troubles = field(default_factory=Troubles)
 
     @property

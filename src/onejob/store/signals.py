@@ -7,7 +7,7 @@ causes one run at most, and a thousand signals cause one run, whoever is killed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
@@ -34,13 +34,14 @@ class SqlSignals(SqlRuns):
         champion: str | None = None,
         report: str | None = None,
         turn: int | None = None,
+        facts: Mapping[str, Json] | None = None,
     ) -> list[Signal]:
         with self._db.write() as connection:
             if connection.scalar(select(ENDPOINT.c.name).where(ENDPOINT.c.name == endpoint)) is None:
                 raise NotFoundError(f"there is no endpoint {endpoint!r}", cure="`onejob ps` lists the endpoints.")
             made = self._add_signals(connection, endpoint, signals, event_time, champion, report)
             if turn is not None:
-                self._end_turn(connection, turn, f"{len(made)} new signals")
+                self._end_turn(connection, turn, f"{len(made)} new signals", facts)
             reach("signals.before_commit")
             return made
 
@@ -112,13 +113,16 @@ class SqlSignals(SqlRuns):
             self._end_turn(connection, run, outcome)
             reach("turns.before_commit")
 
-    def _end_turn(self, connection: Connection, run: int, outcome: str) -> None:
+    def _end_turn(
+        self, connection: Connection, run: int, outcome: str, facts: Mapping[str, Json] | None = None
+    ) -> None:
         row = connection.execute(select(TURN).where(TURN.c.run == run)).one_or_none()
         if row is None:
             raise NotFoundError(f"run {run} is none that a loop has added")
         if row.taken is not None:
             return
-        connection.execute(update(TURN).where(TURN.c.run == run).values(taken=self._clock(), outcome=outcome))
+        values = {"taken": self._clock(), "outcome": outcome, "facts": {**row.facts, **(facts or {})}}
+        connection.execute(update(TURN).where(TURN.c.run == run).values(**values))
         self._event(connection, f"endpoint/{row.endpoint}/turn", f"{row.kind} ended", {"run": run, "outcome": outcome})
 
 

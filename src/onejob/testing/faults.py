@@ -89,6 +89,17 @@ POINTS: dict[str, str] = {
     "labels.after_write": "Labels are durable; they weren't acknowledged.",
     "traffic.before_add": "A sealed file is a blob; the ledger doesn't know it.",
     "traffic.after_add": "A segment is in the ledger; its file still lies in the endpoint's folder.",
+    # loop: closing it
+    "closing.before_signals": "A report was read; its signals aren't stored, and its turn hasn't ended.",
+    "closing.after_signals": "A report's signals are stored; no run was started for them.",
+    "closing.before_decision": "What the gate said was read; it isn't stored.",
+    "closing.after_decision": "A decision is stored; nothing has come of it.",
+    "closing.before_promote": "A challenger is to take the champion's place; it hasn't.",
+    "closing.after_promote": "A challenger has taken the champion's place; its host doesn't know it.",
+    "closing.before_roll_back": "The former champion is to come back; it hasn't.",
+    "closing.after_roll_back": "The former champion is wanted again; its host doesn't know it.",
+    "closing.before_add": "A run of an endpoint's loop is planned; it isn't in the ledger.",
+    "closing.after_add": "A run of an endpoint's loop is in the ledger, with the signals that it consumes.",
     "monitor.before_append": "The counters were read; the series has no new line.",
     "monitor.before_trim": "The series has its new line; old ones weren't cut.",
 }

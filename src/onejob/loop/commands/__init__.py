@@ -5,7 +5,9 @@ from onejob.loop.commands.keep import backup, gc, restore, verify
 from onejob.loop.commands.label import label
 from onejob.loop.commands.logs import logs
 from onejob.loop.commands.look import ps, show, trace
+from onejob.loop.commands.promote import promote, rollback
 from onejob.loop.commands.run import check, run, up
+from onejob.loop.commands.signal import signal
 from onejob.loop.commands.start import demo, doctor, init, schema
 from onejob.loop.commands.stop import stop
 from onejob.loop.factory import open_session as open
@@ -21,11 +23,14 @@ __all__ = [
     "label",
     "logs",
     "open",
+    "promote",
     "ps",
     "restore",
+    "rollback",
     "run",
     "schema",
     "show",
+    "signal",
     "stop",
     "trace",
     "up",

@@ -31,6 +31,7 @@ from onejob.errors import (
     UsageError,
     from_json,
 )
+from onejob.loop.closing import watch_service
 from onejob.loop.keys import Keyed, code_of, key_of, source_artifact
 from onejob.loop.planning import RUN, STAGES, plan_job
 from onejob.loop.reconcile import OPEN, Outlook, missing_outputs, reconcile
@@ -44,6 +45,8 @@ from onejob.runs.spec import secret_values
 QUICK, SLOW, IDLE = 0.03, 0.25, 1.0
 """Seconds between passes: quick while something has just changed, slow after that, idle where only others can change
 anything (fifty runs may be waiting for the same two slots)."""
+SERVICE = 60.0
+"""Seconds between two looks at how fast the error budgets burn."""
 LONGEST = {Outlook.MOVED: QUICK, Outlook.WORKING: SLOW, Outlook.WAITING: IDLE}
 
 
@@ -210,6 +213,8 @@ def _continue(session: Session, job: Job, plan: Plan, forced: tuple[str, ...]) -
     for old in session.ledger.list_runs(job=job.name, states=OPEN):
         if old.project != str(job.project) or old.cause.get("detached") or not session.is_free(old.lease):
             continue
+        if old.cause.get("kind", "person") != "person":
+            continue  # a run of the endpoint's own loop: `onejob up` goes on with it
         if session.hold("run", old.id) is None:
             continue
         if found is None and old.cause.get("fingerprint") == wanted and old.forced == forced:
@@ -331,6 +336,7 @@ def _show_runs(session: Session, watched: set[int], on_view: Callable[[RunView],
 def _collector(session: Session) -> Callable[[], None]:
     """Collects each endpoint's counters at its interval."""
     due: dict[str, float] = {}
+    service_due: dict[str, float] = {}
 
     def collect() -> None:
         for endpoint in session.ledger.list_endpoints():
@@ -339,5 +345,8 @@ def _collector(session: Session) -> Callable[[], None]:
                 spec = Monitor(**endpoint.options.get("monitor", {}))
                 due[endpoint.name] = now + spec.interval
                 collect_once(session.home.endpoint(endpoint.name), now, every=spec.interval, keep=spec.keep)
+                if now >= service_due.get(endpoint.name, 0):
+                    service_due[endpoint.name] = now + SERVICE
+                    watch_service(session, endpoint.name)
 
     return collect

@@ -24,7 +24,8 @@ def stop(session: Session, ref: str, now: bool = False) -> StopView:
     stopped = target.run
     if target.kind == "job" and target.path:
         job = load_job(target.path)
-        stopped = next(iter(session.ledger.list_runs(job=job.name, states=OPEN)), None)
+        runs = session.ledger.list_runs(job=job.name, states=OPEN)
+        stopped = next((run for run in runs if run.cause.get("kind") != "monitor"), None)
         if stopped is None:
             if session.ledger.get_endpoint(job.name):
                 return _stop_endpoint(session, job.name, now)
