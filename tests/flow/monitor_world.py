@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +78,27 @@ class World:
         self, slope: float, shift: float = -0.8, carrier: tuple[float, float, float] = (0, 0, 0)
     ) -> InputArtifact:
         """Answers `sigmoid(shift + slope · x + carrier)`, as an engine that the choice has left."""
+        return self.engine("binary", [0, 1], (slope,), (shift,), carrier)
+
+    def engine(
+        self,
+        task: str,
+        labels: Sequence[Any],
+        slopes: tuple[float, ...],
+        shifts: tuple[float, ...],
+        carrier: tuple[float, float, float] = (0, 0, 0),
+    ) -> InputArtifact:
+        """A model whose outputs are linear in x; `labels` are those of its training, which tell classes and scale."""
         folder = self.place("engine")
         days = Days(2, 500, seed=9)
         roles = {"label": "late", "categories": ["carrier"], "numbers": ["x"]}
-        columns = {"late": days.late, "carrier": days.carrier, "x": days.x}
-        encoding = fit(columns, roles, {"task": "binary", "min_count": 1})
+        label = [labels[row % len(labels)] for row in range(len(days))]
+        encoding = fit({"late": label, "carrier": days.carrier, "x": days.x}, roles, {"task": task, "min_count": 1})
         (folder / "encoding.json").write_text(json.dumps(encoding.to_json()))
         number = encoding.numbers[0]
-        save_linear(folder / "model.onnx", slope * number.std, shift + slope * number.mean, (0.0, *carrier))
+        scaled = [slope * number.std for slope in slopes]
+        moved = [shift + slope * number.mean for slope, shift in zip(slopes, shifts, strict=True)]
+        save_linear(folder / "model.onnx", encoding.outputs[0].name, scaled, moved, (0.0, *carrier))
         return artifact(folder, "engine", {"family": FAMILY, "engine": "onnxruntime", "precision": "fp32"})
 
     def dataset(self, days: Days, **more: Any) -> InputArtifact:
@@ -96,7 +109,7 @@ class World:
             {
                 "id": days.key.tolist(),
                 "departs": pl.Series(times).cast(pl.Datetime("us", "UTC")),
-                "late": days.late.astype(np.int8),
+                "late": days.late.astype(np.int8) if days.late.dtype == np.int64 else days.late.tolist(),
                 "carrier": days.carrier.tolist(),
                 "x": days.x,
             }
@@ -140,10 +153,10 @@ class World:
 
     def labels(self, days: Days, *, order: int = 1, delay: float = DAY, keep: Any = None) -> InputArtifact:
         """One batch, a label a row; `keep` is a mask of those that come."""
-        lines = []
+        lines, label = [], days.late.tolist()
         for row in np.flatnonzero(np.ones(len(days), bool) if keep is None else keep).tolist():
             moment = round((days.time[row] + delay) * 1e6)
-            lines.append({"key": days.key[row], "label": int(days.late[row]), "time": moment})
+            lines.append({"key": days.key[row], "label": label[row], "time": moment})
         return self.batch(lines, order)
 
     def batch(self, lines: list[dict[str, Any]], order: int = 1) -> InputArtifact:
@@ -166,20 +179,20 @@ def artifact(folder: Path, kind: str, meta: Mapping[str, Any]) -> InputArtifact:
     return InputArtifact(Artifact(kind, files, meta).digest, kind, meta, folder)
 
 
-def save_linear(path: Path, slope: float, shift: float, by_code: tuple[float, ...]) -> None:
-    """logit = shift + slope · number + by_code[category]; code 0 is an unknown category."""
+def save_linear(path: Path, output: str, slopes: list[float], shifts: list[float], by_code: tuple[float, ...]) -> None:
+    """output[k] = shifts[k] + slopes[k] · number + by_code[category]; code 0 is an unknown category."""
     categories = helper.make_tensor_value_info("categories", TensorProto.INT64, ["n", 1])
     numbers = helper.make_tensor_value_info("numbers", TensorProto.FLOAT, ["n", 1])
-    logit = helper.make_tensor_value_info("logit", TensorProto.FLOAT, ["n", 1])
-    constants = {"slope": slope, "shift": shift, "table": by_code}
+    answer = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["n", len(slopes)])
+    constants = {"slopes": [slopes], "shifts": [shifts], "table": by_code}
     given = [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in constants.items()]
     nodes = [
-        helper.make_node("Mul", ["numbers", "slope"], ["scaled"]),
-        helper.make_node("Add", ["scaled", "shift"], ["shifted"]),
+        helper.make_node("MatMul", ["numbers", "slopes"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "shifts"], ["shifted"]),
         helper.make_node("Gather", ["table", "categories"], ["own"]),
-        helper.make_node("Add", ["shifted", "own"], ["logit"]),
+        helper.make_node("Add", ["shifted", "own"], [output]),
     ]
-    graph = helper.make_graph(nodes, "linear", [categories, numbers], [logit], given)
+    graph = helper.make_graph(nodes, "linear", [categories, numbers], [answer], given)
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.checker.check_model(made)
     path.write_bytes(made.SerializeToString())

@@ -19,7 +19,7 @@ from onejob.data.spec import Spec as DataSpec
 from onejob.data.spec import plan_extend
 from onejob.engines.dataset import read_split
 from onejob.errors import DataError
-from onejob.monitor.plan import GATE, LABELLED, Window, gate_step, labelled_step, watch_step
+from onejob.monitor.plan import GATE, Window, gate_step, labelled_step, watch_step
 from onejob.monitor.spec import Spec
 
 DATA = DataSpec.model_validate({"source": "rows.csv", "columns": COLUMNS})
@@ -388,5 +388,52 @@ def test_a_private_input_can_t_be_judged(tmp_path: Path) -> None:
         world.run(gate_step(spec, family=FAMILY, **dict.fromkeys(given, ANY)), given, "decision")
 
 
-def test_the_step_names_are_those_of_the_plan() -> None:
-    assert LABELLED == "monitor.labelled"
+# ---- other kinds of labels ---------------------------------------------------------------------------------------
+
+
+def classed(days: Days) -> Days:
+    """Three classes by x, of which a tenth is wrong."""
+    chance = np.random.default_rng(8)
+    names = np.array(["high", "low", "middle"], object)
+    right = np.where(days.x > 0.6, 0, np.where(days.x < -0.6, 1, 2))
+    days.late = names[np.where(chance.random(len(days)) < 0.9, right, chance.integers(0, 3, len(days)))]
+    return days
+
+
+def test_classes_are_watched_and_judged_though_the_challenger_knows_others(tmp_path: Path) -> None:
+    world, days, spec = World(tmp_path), classed(Days(20, 80)), rules(block={"rows_min": 20})
+    champion = world.engine("multiclass", ["high", "low", "middle"], (0, 0, 0), (0, 0, 0))
+    challenger = world.engine("multiclass", ["a new one", "high", "low", "middle"], (0, 5, -5, 0), (-9, -3, -3, 0))
+    rows = labelled(world, world.traffic(days), world.labels(days), days=21, spec=spec)
+    base = world.dataset(classed(Days(30, 80, first=-30)))
+    given = {"labelled": rows, "dataset": base, "champion": challenger}
+    step = watch_step(spec, family=FAMILY, since=START, **dict.fromkeys(given, ANY))
+    report = report_of(world.run(step, given, "report"))
+    assert report["harm"]["reading"]["mean"] < -0.2, "it beats the shares of the classes"
+    given = {"labelled": rows, "champion": champion, "challenger": challenger, "dataset": base}
+    decision = decision_of(world.run(gate_step(spec, family=FAMILY, **dict.fromkeys(given, ANY)), given, "decision"))
+    assert decision["verdict"] == "promote", decision["reasons"]
+    assert decision["comparison"]["flips"] == pytest.approx(
+        np.mean(np.abs(days.x) < 0.6) + np.mean(days.x < -0.6), abs=0.05
+    )
+
+
+def test_numbers_are_watched_and_judged_by_their_absolute_error(tmp_path: Path) -> None:
+    world, days, spec = World(tmp_path), Days(20, 80), rules(block={"rows_min": 20})
+    past = Days(30, 80, first=-30)
+    for each in (days, past):
+        each.late = 10 * each.x + np.random.default_rng(3).normal(size=len(each))
+    champion, challenger = (world.engine("regression", [-1.0, 1.0], (slope,), (0.0,)) for slope in (0.0, 10.0))
+    rows = labelled(world, world.traffic(days), world.labels(days), days=21, spec=spec)
+    base = world.dataset(past)
+    given = {"labelled": rows, "dataset": base, "champion": challenger}
+    step = watch_step(spec, family=FAMILY, since=START, **dict.fromkeys(given, ANY))
+    report = report_of(world.run(step, given, "report"))
+    assert report["blocks"][0]["loss"] == pytest.approx(0.02, abs=0.01), "an error of 0.8 in four spreads of 10"
+    assert report["blocks"][0]["difference"] < -0.1
+    given = {"labelled": rows, "champion": champion, "challenger": challenger, "dataset": base}
+    step = gate_step(spec, family=FAMILY, **dict.fromkeys(given, ANY))
+    assert decision_of(world.run(step, given, "decision"))["verdict"] == "promote"
+    wrong = rules(gate={"promote": "better", "margin": 0, "metric": "log_loss"})
+    with pytest.raises(DataError, match="no meaning"):
+        world.run(gate_step(wrong, family=FAMILY, **dict.fromkeys(given, ANY)), given, "decision")

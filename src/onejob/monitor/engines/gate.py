@@ -19,8 +19,8 @@ from onejob.core.context import StepContext, write_json
 from onejob.errors import DataError, OnejobError
 from onejob.monitor import gate
 from onejob.monitor.blocks import Grouping, means
-from onejob.monitor.engines.reading import Labelled, cut_of, read_labelled, read_reference
-from onejob.monitor.engines.scoring import METRICS, Scorer, Truth, answers, flipped, height, truth_of
+from onejob.monitor.engines.reading import Labelled, Reference, cut_of, read_labelled, read_reference
+from onejob.monitor.engines.scoring import METRICS, Scorer, answers, flipped, height, truth_of
 from onejob.monitor.engines.settled import Blocks, blocks
 from onejob.monitor.engines.watch import plain
 
@@ -42,9 +42,11 @@ class Duel:
 
     rows: Labelled
     blocks: Blocks
-    truth: Truth
-    champion: Array
-    challenger: Array
+    difference: Array
+    """The challenger's loss minus the champion's; NaN without a label that both can take."""
+    flipped: Array
+    score: Array
+    """The height of the champion's score."""
 
 
 def run(context: StepContext) -> None:
@@ -63,14 +65,13 @@ def run(context: StepContext) -> None:
             cure="Promote it by hand: `onejob promote`.",
         )
     _check_metric(options["gate"]["metric"], champion)
-    truth = truth_of(champion, rows.label, reference)
-    duel = Duel(rows, blocks(rows, options), truth, answers(champion, rows), answers(challenger, rows))
+    duel = _duel(rows, blocks(rows, options), champion, challenger, reference)
     context.progress(2, 4, "steps")
     compared = _compared(duel.blocks, cut)
     rules = _rules(options["gate"])
     least = options["block"]["rows_min"]
     comparison = gate.compare(_answers(duel, compared, options), rules, look=options["look"], min_rows=least)
-    gaps = _gaps(duel, champion, cut, rules)
+    gaps = _gaps(duel, cut, rules)
     context.progress(3, 4, "steps")
     replay = _replay(rows, cut, champion, challenger, context.setup.get("replay", 0))
     decision = gate.decide(comparison, rules, gaps=gaps, replay=replay, look=options["look"])
@@ -108,6 +109,15 @@ def _leave(context: StepContext, duel: Duel, compared: Array, decision: gate.Dec
 # ---- the comparison ----------------------------------------------------------------------------------------------
 
 
+def _duel(rows: Labelled, found: Blocks, champion: Scorer, challenger: Scorer, reference: Reference) -> Duel:
+    first, second = answers(champion, rows), answers(challenger, rows)
+    truth = truth_of(champion, rows.label, reference)
+    # each reads the labels itself: two models may know other classes
+    difference = truth_of(challenger, rows.label, reference).losses(second) - truth.losses(first)
+    flips = flipped(champion, first, challenger, second, truth.scale)
+    return Duel(rows, found, difference, flips, height(champion.task, first))
+
+
 def _after(found: Blocks, cut: float) -> Array:
     """Blocks of which no row lies before the cut: its weather was trained on, if any row of it was."""
     return np.asarray(found.begins >= cut)
@@ -120,9 +130,8 @@ def _compared(found: Blocks, cut: float) -> Array:
 def _answers(duel: Duel, compared: Array, options: Mapping[str, Json]) -> gate.Answers:
     inside = compared[duel.blocks.grouping.index]
     grouping = _only(duel.blocks.grouping, compared, inside)
-    difference = (duel.truth.losses(duel.challenger) - duel.truth.losses(duel.champion))[inside]
-    flips = flipped(duel.truth.task, duel.champion[inside], duel.challenger[inside], duel.truth.scale)
-    return gate.Answers(grouping, difference, flips, _slices(duel.rows, inside, options["gate"]["slices"]))
+    slices = _slices(duel.rows, inside, options["gate"]["slices"])
+    return gate.Answers(grouping, duel.difference[inside], duel.flipped[inside], slices)
 
 
 def _only(grouping: Grouping, chosen: Array, inside: Array) -> Grouping:
@@ -150,7 +159,7 @@ def _slices(rows: Labelled, inside: Array, asked: list[str] | None) -> dict[str,
     return found
 
 
-def _gaps(duel: Duel, champion: Scorer, cut: float, rules: gate.Rules) -> tuple[gate.Gap, ...]:
+def _gaps(duel: Duel, cut: float, rules: gate.Rules) -> tuple[gate.Gap, ...]:
     """Label coverage of the compared time and of the trained time beside the usual, by height of the champion's score.
 
     Blocks count by age, not by coverage, else those with missing labels would be left out of the very question.
@@ -160,15 +169,14 @@ def _gaps(duel: Duel, champion: Scorer, cut: float, rules: gate.Rules) -> tuple[
     before = np.flatnonzero(due & ~after)
     trained = before[len(before) - min(USUAL, len(before) // 2) :]
     usual = before[: len(before) - len(trained)]
-    score = height(duel.truth.task, duel.champion)
-    edges = _thirds(score[np.isin(found.grouping.index, usual)])
+    edges = _thirds(duel.score[np.isin(found.grouping.index, usual)])
 
     def coverage(chosen: Array) -> gate.Coverage:
         mask = np.zeros(len(found.grouping.ids), bool)
         mask[chosen] = True
         inside = mask[found.grouping.index]
         grouping = _only(found.grouping, mask, inside)
-        return gate.coverage(grouping, duel.rows.known[inside], score[inside], edges)
+        return gate.coverage(grouping, duel.rows.known[inside], duel.score[inside], edges)
 
     known = coverage(usual)
     recent = gate.gaps(known, coverage(np.flatnonzero(due & after)), rules, what="the compared traffic")
@@ -181,9 +189,8 @@ def _thirds(score: Array) -> list[float]:
 
 
 def _blocks_told(duel: Duel, compared: Array, least: int) -> list[dict[str, Json]]:
-    difference = duel.truth.losses(duel.challenger) - duel.truth.losses(duel.champion)
     kept = {name for name, chosen in zip(duel.blocks.grouping.ids, compared, strict=True) if chosen}
-    found = means(duel.blocks.grouping, difference, min_rows=least).blocks
+    found = means(duel.blocks.grouping, duel.difference, min_rows=least).blocks
     return [{"block": each.id, "rows": each.rows, "difference": each.value} for each in found if each.id in kept]
 
 

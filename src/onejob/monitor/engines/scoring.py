@@ -52,6 +52,11 @@ class Scorer:
     def inputs(self) -> list[str]:
         return [spec.name for spec in self.encoding.inputs]
 
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The classes' names, in the order of the chances; None where the family has none, or doesn't tell."""
+        return getattr(getattr(self.encoding, "label", None), "classes", None) or None
+
     def answer(self, columns: Mapping[str, Array]) -> Array:
         """The forecast of each row: [n] chances or values, or [n, classes]."""
         rows = len(next(iter(columns.values())))
@@ -149,18 +154,24 @@ def reference_forecast(
     return np.column_stack(columns)
 
 
-def flipped(task: Task, one: Array, other: Array, scale: float) -> Array:
+def flipped(one: Scorer, first: Array, other: Scorer, second: Array, scale: float) -> Array:
     """Whether two models decide differently: another class, or a number that differs by a tenth of the scale."""
-    if task == "binary":
-        return np.asarray((one >= 0.5) != (other >= 0.5))
-    if task == "classes":
-        return np.asarray(one.argmax(axis=1) != other.argmax(axis=1))
-    return np.asarray(np.abs(one - other) > 0.1 * scale)
+    if one.task == "binary":
+        return np.asarray((first >= 0.5) != (second >= 0.5))
+    if one.task == "classes":
+        return np.asarray(_chosen(one, first) != _chosen(other, second))
+    return np.asarray(np.abs(first - second) > 0.1 * scale)
 
 
 def height(task: Task, forecast: Array) -> Array:
     """One number a row by which rows are put into bands: the chance, the surest class's chance, the value."""
     return np.asarray(forecast.max(axis=1) if task == "classes" else forecast)
+
+
+def _chosen(model: Scorer, forecast: Array) -> Array:
+    """The surest class, by name: another model may know other classes, in another order."""
+    surest: Array = forecast.argmax(axis=1)
+    return surest if model.classes is None else np.array(model.classes, object)[surest]
 
 
 def _task(served: list[str]) -> tuple[str, Task]:

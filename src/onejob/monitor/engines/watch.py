@@ -117,7 +117,7 @@ def _score(context: StepContext, champion: Scorer, rows: Labelled, reference: Re
     former = None
     if "former" in context.inputs:
         other = Scorer(options["family"], context.inputs["former"], context.threads)
-        former = truth.losses(_answered(other, rows, mine))
+        former = truth_of(other, rows.label, reference).losses(_answered(other, rows, mine))
         other.close()
     # where the champion's answer isn't known, neither is what the reference would have to be compared with
     loss = truth.losses(forecast)
