@@ -1,6 +1,6 @@
 # What one can do with a checkout. `make` alone lists it. Set-up is done by tools/setup.sh, once: a second call is quick.
 .DEFAULT_GOAL := help
-.PHONY: help demo setup test check docs format lint types contracts freeze clean
+.PHONY: help demo setup test check docs format lint types contracts bench freeze clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -43,6 +43,11 @@ types: setup ## check all types with mypy --strict
 
 contracts: setup ## check who imports whom
 	@$(BIN)/lint-imports
+
+bench: setup ## measure what is quick to measure: an unchanged run, what a step costs, the ledger (docs/figures.md)
+	@$(BIN)/python bench/rerun.py
+	@echo; $(BIN)/python bench/overhead.py
+	@echo; $(BIN)/python bench/ledger.py --steps 1000
 
 freeze: setup ## write constraints.txt from what is installed in .venv
 	@$(BIN)/python tools/freeze.py

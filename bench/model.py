@@ -3,8 +3,8 @@
     python bench/model.py [--seeds 7 8 9]
 
 Runs the example job in homes of their own (nothing of the user's is touched), builds March with the same steps, and
-scores it with the checkpoint and with the chosen engine. Then runs the job of the first seed again in another home and another
-folder, and compares the digests of dataset, checkpoint and candidates.
+scores it with the checkpoint and with the chosen engine. Then runs the job of the first seed again in another home and
+another folder, and compares the digests of dataset, checkpoint and candidates.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import machine
 import numpy as np
 
 from onejob.core.plugin import load
@@ -112,6 +113,7 @@ def digests_of(session: Session, seed: int, job: Path) -> dict[str, str]:
 
 
 def report(seeds: list[int], scores: list[dict[str, float]], one: dict[str, str], two: dict[str, str]) -> None:
+    print(machine.describe())
     print(f"march: {scores[0]['rows']:,} flights")
     print("seed   PyTorch   engine    difference   engine is")
     for seed, score in zip(seeds, scores, strict=True):

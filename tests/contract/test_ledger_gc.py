@@ -15,7 +15,7 @@ from onejob.errors import NotFoundError
 from onejob.store.blobs import DirBlobs
 from onejob.store.collect import plan_gc, sweep
 from onejob.store.ledger import SqlLedger
-from onejob.testing.ledger_samples import TTL, A, Clock, OpenLedger, leave, new_run, request, won
+from onejob.testing.ledger_samples import TTL, A, Clock, OpenLedger, leave, new_run, request, some_artifact, won
 
 DAY = 86400.0
 
@@ -98,8 +98,11 @@ def test_refs_and_endpoints_keep_all_that_they_stand_on(world: World) -> None:
     world.run("d4")
     world.ledger.set_ref("flights/engine@champion", champion[1].outputs["out"], champion[1].id)
     world.ledger.want_endpoint("flights", artifact=served[2].outputs["out"], execution=served[2].id, options={})
+    traffic = some_artifact("rows", "traffic")
+    world.ledger.add_segment("flights", traffic, begins=0.0, ends=1.0, rows=1)
     world.clock.now += 2 * DAY
     plan = plan_gc(world.ledger, world.blobs, world.clock.now, DAY, 1)
+    assert plan.kept[traffic.digest] == "it came back from the endpoint flights"
     assert plan.kept[champion[0].outputs["out"]] == "the ref flights/engine@champion stands on it"
     world.collect()
     assert world.there(champion) == [True, True, False]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,14 @@ RUN_POINTS = sorted(point for point in POINTS if point.split(".")[0] in PARTS)
 COMMITS = [f"{part}.before_commit:{n}" for part in ("runs", "executions") for n in (1, 2)]
 COMMITS += ["catalog.before_commit:1"]
 TRAIN_POINTS = ["train.step:3", "train.step:7", "checkpoint.after_shard:2", "checkpoint.before_manifest:2"]
+OPTIMIZE_POINTS = {
+    "export.written": "optimize.export",
+    "openvino.written": "optimize.export",
+    "int8.quantised": "optimize.openvino-fp32",
+    "choose.measured": "optimize.onnxruntime-int8",
+    "choose.copied": "optimize.choose",
+}
+"""Point -> the step from which a forced run begins: the one that the point before it has killed."""
 SERVE_POINTS = sorted(point for point in POINTS if point.split(".")[0] in ("endpoint", "endpoints", "host", "replica"))
 NOT_AT_START = ("host.before_switch", "host.retire", "replica.draining", "replica.before_log")
 """Points of a change of version and of traffic: tests/flow/test_serve_host.py passes them."""
@@ -75,11 +86,167 @@ def test_ranks_killed_in_training_resume_to_the_same_bytes(tmp_path, truth, poin
     assert_whole(project)
 
 
-def start(project: Project, *args: str) -> subprocess.Popen[str]:
+# ---- serving and optimizing: copies of one home ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, dict[str, str]]:
+    """A whole job that was run to its end, with its endpoint stopped; and its digests."""
+    project = make_project(tmp_path_factory.mktemp("served"), stages="all")
+    job = (project.folder / "job.toml").read_text()
+    project.write(
+        "job.toml", job.replace('["onnxruntime-fp32"]', '["onnxruntime-fp32", "onnxruntime-int8", "openvino-fp32"]')
+    )
+    project.steps()
+    project.cli("stop", "tiny")
+    shutil.rmtree(project.home / "endpoints" / "tiny")
+    return project, project.digests()
+
+
+def copy_of(project: Project, root: Path) -> Project:
+    """The same folder, so that nothing in it has changed, with a home of its own in which every step is cached."""
+    home = root / "home"
+    shutil.copytree(project.home, home)
+    return Project(project.folder, home)
+
+
+def assert_answers(project: Project) -> None:
+    endpoint = project.json("show", "tiny")["endpoint"]
+    assert endpoint["state"] == "ready"
+    row = {"carrier": "AA", "distance": 500, "hour": 17}
+    asked = urllib.request.Request(
+        f"{endpoint['url']}/v1/models/tiny:predict",
+        json.dumps({"instances": [row]}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        assert answer.status == 200
+
+
+def assert_stops_whole(project: Project) -> None:
+    stopped = project.cli("stop", "tiny")
+    assert stopped.returncode == 0, stopped.stderr
+    assert_whole(project)
+
+
+def test_killed_at_each_point_of_serving_the_next_run_serves(tmp_path, served):
+    """One home for all points: each kill meets what the one before it has left, after a stop."""
+    project = copy_of(served[0], tmp_path)
+    try:
+        for point in (point for point in SERVE_POINTS if point not in NOT_AT_START):
+            die_serving(project, point, tmp_path / point)
+            steps = project.steps()
+            assert all(step["cached"] for step in steps.values())
+            assert_answers(project)
+            assert_stops_whole(project)
+    finally:
+        project.cli("stop", "tiny", "--now")
+
+
+def die_serving(project: Project, point: str, mark: Path) -> None:
+    """Run until somebody has died at the point; then everybody does: whoever is started again would die too."""
+    first = start(project, "run", "job.toml", env={VARIABLE: point, MARK: str(mark)})
+    wait_for(mark.exists)
+    first.kill()
+    first.communicate()
+
+    def dead() -> bool:
+        for pid in pids(project, "onejob.serve.host"):
+            os.kill(pid, signal.SIGKILL)
+        return not project.processes()
+
+    wait_for(dead)
+
+
+def test_host_and_replica_killed_while_they_serve_are_brought_back(tmp_path, served):
+    project = copy_of(served[0], tmp_path)
+    up = None
+    try:
+        project.steps()
+        kill_process(project, "onejob.serve.host")
+        project.steps()  # the next run brings it back
+        assert_answers(project)
+        up = start(project, "up")
+        before = kill_process(project, "onejob.serve.host")
+        wait_for(lambda: pids(project, "onejob.serve.host") - before and ready(project))
+        assert_answers(project)
+        before = kill_process(project, "onejob.serve.replica")
+        wait_for(lambda: pids(project, "onejob.serve.replica", "") - before and ready(project))
+        assert_answers(project)
+    finally:
+        if up is not None:
+            up.terminate()
+            out, _ = up.communicate(timeout=30)
+        project.cli("stop", "tiny")
+    assert up.returncode == 0, out
+    assert_whole(project)
+
+
+def pids(project: Project, module: str, place: str | None = None) -> set[int]:
+    """Process ids of this home's hosts, or of replicas, which are children of its host."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            ours = str(project.home) in line or parent in (pids(project, "onejob.serve.host") if place == "" else ())
+            if f" -m {module} " in line and ours:
+                found.add(int(entry.name))
+    return found
+
+
+def kill_process(project: Project, module: str) -> set[int]:
+    found = pids(project, module, "" if module.endswith("replica") else None)
+    assert found, f"no {module} runs"
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def ready(project: Project) -> bool:
+    endpoint = project.json("show", "tiny")["endpoint"]
+    return endpoint["state"] == "ready" and endpoint["ready"] > 0
+
+
+def test_killed_at_each_point_of_optimizing_the_candidates_are_the_same(tmp_path, served):
+    """Each run goes past the point at which the one before it died, and dies at the next."""
+    whole, digests = served
+    project = copy_of(whole, tmp_path)
+    try:
+        for point, step in OPTIMIZE_POINTS.items():
+            mark = tmp_path / point
+            project.cli("run", "job.toml", "--from", step, env={VARIABLE: point, MARK: str(mark)})
+            assert mark.exists(), f"{point} was never passed"
+        steps = project.steps("--from", "optimize.choose")
+    finally:
+        project.cli("stop", "tiny")
+    assert not steps["optimize.choose"]["cached"]
+    assert candidates(project) == candidates(whole)
+    assert project.digests()["checkpoint"] == digests["checkpoint"]
+    assert_whole(project)
+
+
+def candidates(project: Project) -> dict[str, list[str]]:
+    """What each step of [optimize] left but the choice, which depends on what was measured."""
+    shown = project.json("show", "job.toml")["executions"]
+    return {
+        made["step"]: sorted(made["outputs"].values())
+        for made in shown
+        if made["step"].startswith("optimize.") and made["step"] != "optimize.choose"
+    }
+
+
+# ---- other deaths ------------------------------------------------------------------------------------------------
+
+
+def start(project: Project, *args: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "onejob", *args],
         cwd=project.folder,
-        env={**os.environ, "ONEJOB_HOME": str(project.home)},
+        env={**os.environ, "ONEJOB_HOME": str(project.home), **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

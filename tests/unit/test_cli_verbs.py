@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from onejob.cli import VERBS, main
+from onejob.cli import VERBS, main, output, trace
 from onejob.core.ports import Support
 from onejob.errors import CancelledError, JobFileError, NotFoundError, RankError, StoreError
 from onejob.loop import commands
+from onejob.loop.commands.label import LabelView
 from onejob.loop.views import (
     ArtifactView,
     BackupView,
@@ -71,7 +72,9 @@ ARTIFACT = ArtifactView(
 RESULTS: dict[str, tuple[list[str], Any, list[str]]] = {
     "demo": (
         ["flights"],
-        DemoView("flights", "flights", RUN, {"carrier": "UA"}, {"late": 0.2}, "curl -s x", ("onejob why flights",)),
+        DemoView(
+            "flights", "flights", RUN, {"carrier": "UA"}, {"late": 0.2}, "curl -s x", (("onejob why flights", "why"),)
+        ),
         ["run 12 is done", '{"late": 0.2}', "curl -s x", "onejob why flights"],
     ),
     "init": (
@@ -162,6 +165,11 @@ RESULTS: dict[str, tuple[list[str], Any, list[str]]] = {
         ["there"],
         BackupView("there", 5, 1024, 3),
         ["backed up to there: 3 runs, 5 blobs (1.0 KiB)"],
+    ),
+    "label": (
+        ["flights", "arrived.csv"],
+        LabelView("flights", "arrived.csv", accepted=3, refused=1, rows=({"line": 4, "value": "x", "reason": "is no number"},)),
+        ["3 labels for flights, 1 row refused", "is no number"],
     ),
     "restore": ([__file__], BackupView(__file__, 5, 1024, 3), [f"restored from {__file__}: 3 runs, 5 blobs"]),
 }
@@ -395,27 +403,78 @@ def test_the_help_of_the_whole_lists_verbs_by_what_one_wants(onejob: Run) -> Non
             assert text.split()[0] in out
 
 
-def test_measured_candidates_are_a_table(calls: Calls, onejob: Run) -> None:
-    latency = [{"batch": 1, "p50_ms": 0.5}, {"batch": 64, "p50_ms": 2.5}]
-    measured = {
-        "chosen": "fp32",
-        "budget": {"metric": "auc", "drop": 0.005},
-        "candidates": {
-            "fp32": {"accepted": True, "auc": 0.7031, "latency": latency},
-            "int8": {"accepted": False, "reason": "loses too much"},
+CHOICE = {
+    "chosen": "fp32",
+    "why": "fp32 answers one row in 0.5 ms.",
+    "metric": "auc",
+    "reference": 0.7031,
+    "rows": 1200,
+    "budget": {"metric": "auc", "drop": 0.005},
+    "candidates": {
+        "fp32": {
+            "accepted": True,
+            "metric": 0.7031,
+            "drop": 0.0,
+            "size": 2048,
+            "reason": "the same outputs",
+            "latency": [
+                {"batch": 1, "p50_ms": 0.5, "rows_per_second": 2000.0},
+                {"batch": 64, "p50_ms": 2.5, "rows_per_second": 25600.0},
+            ],
         },
-    }
-    execution = ExecutionView("e1f2a3b4c5d6e7f8", "optimize.choose", "flights", 12, "done", measured=measured)
+        "int8": {"accepted": False, "reason": "loses too much of auc", "metric": None, "drop": None, "latency": []},
+    },
+}
+
+
+def test_candidates_are_a_table_with_figures_verdicts_and_reasons(calls: Calls, onejob: Run) -> None:
+    execution = ExecutionView("e1f2a3b4c5d6e7f8", "optimize.choose", "flights", 12, "done", measured=CHOICE)
     calls.give("show", ShowView("12/optimize.choose", "step", executions=(execution,)))
     out = onejob("show", "12/optimize.choose")[1]
-    assert "e1f2a3b4c5d6" in out
     lines = [line.split() for line in out.splitlines()]
-    assert ["budget.drop", "0.005"] in lines
-    assert ["name", "accepted", "auc", "reason"] in lines
-    assert ["fp32", "true", "0.7031"] in lines
-    assert ["int8", "false", "loses", "too", "much"] in lines
-    assert ["name", "batch", "p50_ms"] in lines
-    assert ["fp32", "64", "2.5"] in lines
+    assert ["fp32", "chosen", "0.7031", "0.0000", "0.5", "ms", "25,600", "2.0", "KiB"] in lines
+    assert ["int8", "rejected", "-", "-", "-", "-", "-"] in lines
+    assert "int8: loses too much of auc" in out
+    assert "the checkpoint itself: auc 0.7031 on 1,200 held-out rows; may be lost: 0.005" in out
+    calls.give("show", ShowView("12/optimize.choose", "step", executions=(execution,)))
+    assert "budget.drop" in onejob("show", "12/optimize.choose", "-v")[1], "-v leaves nothing out"
+
+
+def test_an_endpoint_says_where_to_ask_and_how_it_is_doing(calls: Calls, onejob: Run) -> None:
+    counted = {"requests": 1234, "errors": 2, "rows": 5000, "p50_ms": 0.8, "p90_ms": 1.2, "p99_ms": 3.4}
+    calls.give("show", ShowView("flights", "endpoint", endpoint=RUN.endpoint, details=counted))
+    out = onejob("show", "flights")[1]
+    assert "asked at         http://127.0.0.1:8080/v1/models/flights:predict" in out
+    assert "p50 0.8 ms, p90 1.2 ms, p99 3.4 ms" in out
+    assert ["errors", "2"] in [line.split() for line in out.splitlines()]
+
+
+def test_a_tree_keeps_its_indentation_in_a_narrow_window() -> None:
+    long = "flights/engine@champion, flights/engine@latest"
+    drawn = output.plain(trace.tree((Node(0, "request", "r-1"), Node(2, "engine", long, DIGEST, "x " * 30))), width=60)
+    lines = [line[:24] for line in drawn.splitlines()[3:]]
+    assert len(lines) > 1, "it is folded"
+    assert all(line.startswith("    ") for line in lines)
+
+
+def test_advice_can_be_pasted_and_names_the_home_that_was_named(calls: Calls, onejob: Run, tmp_path: Path) -> None:
+    home = tmp_path / "a home"
+    calls.give("run", RUN)
+    lines = onejob("run", "job.toml", "--home", str(home))[1].splitlines()
+    assert f"onejob show 12 --home '{home}'" in lines
+    calls.give("run", RUN)
+    assert "onejob show 12" in onejob("run", "job.toml")[1].splitlines()
+    calls.give("run", RUN)
+    assert "onejob show" not in onejob("run", "job.toml", "-q")[1]
+
+
+def test_a_demo_shows_each_row_beside_its_answer(calls: Calls, onejob: Run) -> None:
+    question = {"instances": [{"carrier": "UA", "hour": 5}, {"carrier": "B6", "hour": 9}]}
+    answer = {"predictions": [{"probability": 0.25}, {"probability": 0.5}], "onejob_request_id": "r-1"}
+    calls.give("demo", DemoView("flights", "flights", RUN, question, answer, "curl -s x"))
+    out = onejob("demo")[1]
+    assert any("carrier B6" in line and "probability 0.5" in line for line in out.splitlines())
+    assert "r-1" in out
 
 
 def test_why_in_full_names_modules_not_each_function(calls: Calls, onejob: Run) -> None:

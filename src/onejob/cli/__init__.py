@@ -39,6 +39,12 @@ VERBS: Mapping[str, Mapping[str, str]] = {
         "trace": "Walk from an answer or artifact back to the source files.",
         "verify": "Hash a whole lineage again and name what is damaged.",
     },
+    "Improve": {
+        "label": "Give an endpoint the labels of a file: what its answers should have been.",
+        "signal": "Ask for a retraining of an endpoint's model.",
+        "promote": "Let an endpoint serve another engine.",
+        "rollback": "Put back what an endpoint served before.",
+    },
     "Keep": {
         "stop": "Stop a run or an endpoint.",
         "gc": "Free what nothing refers to any more.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 from rich.console import Group, RenderableType
 
@@ -19,9 +21,7 @@ from onejob.loop.views import InitView
 )
 @click.argument("folder", type=click.Path(file_okay=False), default=".")
 @click.option("--name", help="The job's name. Default: the folder's.")
-@click.option(
-    "--from", "source", type=click.Path(exists=True, dir_okay=False), help="A CSV file: its columns are guessed from."
-)
+@click.option("--from", "source", type=click.Path(), help="A CSV file: its columns are guessed from.")
 def command(call: Call, folder: str, name: str | None, source: str | None) -> None:
     """Write a job.toml with a comment on every line that matters; asks nothing.
 
@@ -30,7 +30,7 @@ def command(call: Call, folder: str, name: str | None, source: str | None) -> No
     """
     view = commands.init(folder, name=name, source=source)
     call.show(view, render)
-    call.hint("Look at job.toml, then `onejob check` says whether it is sound.")
+    call.hints((f"onejob check {shlex.quote(view.files[0])}", "whether it is sound, and what would run"))
 
 
 def render(view: InitView) -> RenderableType:

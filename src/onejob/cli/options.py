@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -49,10 +50,15 @@ class Call:
         else:
             output.write(render(view), sys.stdout)
 
-    def hint(self, text: str) -> None:
-        """A line of advice under a result, for a person who didn't ask for quiet."""
+    def hints(self, *lines: tuple[str, str]) -> None:
+        """Advice under a result, for a person who didn't ask for quiet: (command, what it does) each."""
         if not (self.quiet or self.as_json):
-            output.write(output.muted(text), sys.stdout)
+            output.write(output.commands(self.at_home(lines)), sys.stdout)
+
+    def at_home(self, lines: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """The same commands for the same home, if this call named one."""
+        home = f" --home {shlex.quote(self.home)}" if self.home else ""
+        return [(f"{command}{home}" if command.startswith("onejob ") else command, note) for command, note in lines]
 
 
 def verb(

@@ -7,6 +7,7 @@ verbs import it.
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ STYLES: Mapping[str, str] = {
     "ready": "green",
     "cached": "green",
     "available": "green",
+    "chosen": "green",
     "running": "cyan",
     "starting": "cyan",
     "claimed": "cyan",
@@ -36,6 +38,7 @@ STYLES: Mapping[str, str] = {
     "would run": "cyan",
     "failed": "red",
     "lost": "red",
+    "rejected": "red",
     "damaged": "red",
     "source changed": "red",
     "source gone": "yellow",
@@ -84,6 +87,11 @@ def ago(time: float | None, now: float) -> str:
     return f"{seconds // length:.0f} {unit} ago"
 
 
+def moment(time: float) -> str:
+    """A point in time, by the clock of this machine: `2024-03-01 12:00:05`."""
+    return datetime.datetime.fromtimestamp(time).isoformat(" ", "seconds")
+
+
 def number(value: Json) -> str:
     """A number with as many digits as a person reads; anything else as it is, in JSON's spelling."""
     if isinstance(value, bool) or value is None:
@@ -122,7 +130,7 @@ def muted(text: str) -> Text:
 # ---- shapes ------------------------------------------------------------------------------------------------------
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, right: Sequence[str] = ()) -> Table:
+def table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], *, right: Sequence[str] = ()) -> Table:
     """A plain table; columns in `right` are aligned right, and columns that are empty in every row are left out."""
     kept = [tuple(row) for row in rows]
     used = [i for i, _ in enumerate(columns) if not kept or any(str(row[i]) for row in kept)]
@@ -200,6 +208,14 @@ def _flat(values: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, J
 
 def _are_objects(value: Json) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) and item for item in value)
+
+
+def commands(lines: Iterable[tuple[str, str]]) -> RenderableType:
+    """(command, what it does) each: the command stands alone on its line, so that the line can be pasted as it is."""
+    parts: list[RenderableType] = []
+    for command, note in lines:
+        parts += [muted(f"# {note}"), command]
+    return Group(*parts)
 
 
 def title(text: str) -> Text:

@@ -40,8 +40,10 @@ def command(call: Call, job: str, sets: tuple[str, ...], force: bool, start_from
         view = commands.run(session, job, sets=sets, force=force, start_from=start_from, detach=detach, on_view=on_view)
     call.show(view, render)
     if view.state == "done":
-        call.hint(f"onejob show {view.run}   what it made and measured")
-        call.hint(f"onejob why {view.run}    why each step ran, or not")
+        shown = (f"onejob show {view.run}", "what it made and measured")
+        call.hints(shown, (f"onejob why {view.run}", "why each step ran, or not"))
+    elif detach:
+        call.hints(("onejob up", "carries it out, if no other `onejob up` is running"))
 
 
 def render(view: RunView) -> RenderableType:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import click
 from rich.columns import Columns
 from rich.console import Group, RenderableType
 
-from onejob.cli import output, plot, ps, run, trace
+from onejob.cli import candidates, output, plot, ps, run, trace
 from onejob.cli.options import Call, verb
+from onejob.core.artifact import Json
 from onejob.errors import from_json
 from onejob.loop import commands
-from onejob.loop.views import ArtifactView, ExecutionView, ShowView
+from onejob.loop.views import ArtifactView, EndpointView, ExecutionView, ShowView
 
 MOST_PLOTS = 6
 MOST_FILES = 12
+COUNTS = ("requests", "errors", "rows")
+QUANTILES = ("p50_ms", "p90_ms", "p99_ms")
+"""What was counted of an endpoint, in the order in which it is told."""
 
 
 @verb(
@@ -44,15 +49,15 @@ def command(call: Call, ref: str) -> None:
 def render(view: ShowView, now: float, *, verbose: bool = False) -> RenderableType:
     """The parts that this thing has, one below the other."""
     parts: list[RenderableType] = []
-    if view.details:
-        parts.append(output.sheet(view.details))
     if view.run:
         parts.append(run.render(view.run))
     if view.endpoint:
-        parts.append(ps.endpoints((view.endpoint,)))
+        parts.append(endpoint(view.endpoint, view.details))
+    elif view.details:
+        parts.append(details(view.details))
     if view.executions and (verbose or not view.run):
-        parts += [output.title("Executions"), executions(view.executions, now)]
-    parts += [measured(execution) for execution in view.executions if execution.measured or execution.error]
+        parts += [output.title("Made by" if view.endpoint else "Executions"), executions(view.executions, now)]
+    parts += [measured(e, verbose=verbose) for e in view.executions if e.measured or e.error]
     parts += curves(view)
     if len(view.artifacts) == 1:
         parts += [output.title("Artifact"), artifact(view.artifacts[0], now, verbose=verbose)]
@@ -61,6 +66,44 @@ def render(view: ShowView, now: float, *, verbose: bool = False) -> RenderableTy
     if view.lineage:
         parts += [output.title("Lineage"), trace.tree(view.lineage)]
     return Group(*parts)
+
+
+def endpoint(view: EndpointView, counted: Mapping[str, Json]) -> RenderableType:
+    """What is served, how to ask it, and how it is doing."""
+    told = {name: output.number(counted[name]) for name in COUNTS if counted.get(name) is not None}
+    quantiles = [
+        f"{name.partition('_')[0]} {output.number(counted[name])} ms" for name in QUANTILES if counted.get(name)
+    ]
+    sheet = {
+        **({"asked at": f"{view.url}/v1/models/{view.name}:predict"} if view.url else {}),
+        **({"takes and gives": f"{view.url}/v2/models/{view.name}"} if view.url else {}),
+        **told,
+        "latency": ", ".join(quantiles) or "no answers yet",
+        **recorded(counted),
+        "error": str(from_json({name: str(value) for name, value in view.error.items()})) if view.error else "",
+    }
+    return Group(ps.endpoints((view,)), "", output.panel(sheet))
+
+
+def recorded(counted: Mapping[str, Json]) -> dict[str, str]:
+    """What was captured of its answers, and how complete and late their labels are; nothing without [monitor]."""
+    if "captured" not in counted:
+        return {}
+    rows = f"{output.plural(counted['captured'], 'row')}, {output.number(counted['dropped'])} dropped"
+    told = [output.number(counted["labels"])]
+    if (coverage := counted.get("label_coverage")) is not None:
+        told.append(f"coverage {coverage:.1%}")
+    if (median := counted.get("label_delay_median")) is not None:
+        told.append(f"delay {output.duration(median)} (90 %: {output.duration(counted['label_delay_p90'])})")
+    odd = {name.removeprefix("labels_"): n for name, n in counted.items() if name.startswith("labels_")}
+    told += [f"{output.number(n)} {name}" for name, n in odd.items()]
+    return {"captured": f"{rows}; {counted['traffic']}", "labels": ", ".join(told)}
+
+
+def details(values: Mapping[str, Json]) -> RenderableType:
+    """What belongs to no other part; a time as a person reads it."""
+    time = {"time": output.moment(values["time"])} if isinstance(values.get("time"), int | float) else {}
+    return output.sheet({**values, **time})
 
 
 def executions(views: tuple[ExecutionView, ...], now: float) -> RenderableType:
@@ -80,12 +123,17 @@ def executions(views: tuple[ExecutionView, ...], now: float) -> RenderableType:
     return output.table(["step", "execution", "run", "state", "took", "started", "where"], rows, right=["run", "took"])
 
 
-def measured(view: ExecutionView) -> RenderableType:
-    """What an execution measured, and the error that ended it."""
-    values = dict(view.measured)
+def measured(view: ExecutionView, *, verbose: bool = False) -> RenderableType:
+    """What an execution measured, and the error that ended it; -v leaves nothing out."""
+    parts: list[RenderableType] = [output.title(f"{view.step}: measured" if view.measured else view.step)]
+    choice = candidates.is_choice(view.measured)
+    if choice:
+        parts.append(candidates.render(view.measured))
+    if not choice or verbose:
+        parts.append(output.sheet(view.measured))
     if view.error:
-        values["error"] = str(from_json({name: str(value) for name, value in view.error.items()}))
-    return Group(output.title(f"{view.step}: measured" if view.measured else view.step), output.sheet(values))
+        parts.append(f"error: {from_json({name: str(value) for name, value in view.error.items()})}")
+    return Group(*parts)
 
 
 def curves(view: ShowView) -> list[RenderableType]:

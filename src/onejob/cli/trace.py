@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import click
 from rich.console import RenderableType
+from rich.padding import Padding
+from rich.text import Text
 
 from onejob.cli import output
 from onejob.cli.options import Call, verb
@@ -39,6 +41,9 @@ def render(view: TraceView) -> RenderableType:
 
 
 def tree(nodes: Sequence[Node]) -> RenderableType:
-    """Kind and name, indented by depth; digest; detail."""
-    rows = [(f"{'  ' * node.depth}{node.kind}  {node.name}", output.digest(node.digest), node.detail) for node in nodes]
+    """Kind and name, indented by depth, which holds in a narrow window too; digest; detail."""
+    rows = [
+        (Padding(Text(f"{node.kind}  {node.name}"), (0, 0, 0, 2 * node.depth)), output.digest(node.digest), node.detail)
+        for node in nodes
+    ]
     return output.table(["what", "digest", "detail"], rows)

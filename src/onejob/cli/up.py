@@ -26,6 +26,8 @@ def command(call: Call) -> None:
     """
     on_view = _ignore if call.quiet or call.as_json else progress.logging(sys.stderr.write)
     with call.session() as session:
+        if not (call.quiet or call.as_json):
+            sys.stderr.write(f"keeping runs and endpoints of {session.home.root} going; Ctrl-C ends it\n")
         commands.up(session, on_view=on_view)
     if call.as_json:
         call.show({"state": "stopped"}, str)

@@ -50,7 +50,7 @@ def render(view: WhyView, *, verbose: bool = False) -> RenderableType:
 
 def sentence(step: StepWhy) -> str:
     """`train ran in run 12: helper.py changed (function scale); compared with 11/train`."""
-    where = f" in run {step.run}" if step.run is not None else ""
+    where = f" in run {step.run}" if step.run is not None and not step.verdict.startswith("would") else ""
     against = f"; compared with {step.compared}" if step.compared else ""
     return f"{step.step} {step.verdict}{where}: {step.reason}{against}"
 

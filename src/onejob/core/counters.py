@@ -10,7 +10,7 @@ which remembers whom it has folded, so that no count is lost or taken twice, whe
     metrics/retired.json   {"folded": ["<pid>:<start>", …], "values": …, "latency": …}
 
 Names of `values`: success, failure.<REASON>, rows, executions; request_ns, queue_ns, input_ns, infer_ns, output_ns;
-batch.<rows> and batch_ns.<rows>; log_dropped.
+batch.<rows> and batch_ns.<rows>; log_dropped; capture_rows, capture_dropped.<reason>, labels, labels_refused.
 """
 
 from __future__ import annotations

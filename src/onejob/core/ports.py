@@ -14,17 +14,24 @@ from onejob.core.artifact import Artifact, Json
 from onejob.core.records import (
     Claim,
     ClaimRequest,
+    Decision,
     Endpoint,
     Event,
     Execution,
     Lease,
     NewRun,
+    NewSignal,
+    NewTurn,
     Owner,
+    Promotion,
     Ref,
     Run,
+    Segment,
+    Signal,
     StepRow,
+    Turn,
 )
-from onejob.core.state import EndpointState, ExecutionState, RunState, StepState
+from onejob.core.state import EndpointState, ExecutionState, PromotionState, RunState, StepState
 
 # ---- processes ---------------------------------------------------------------------------------------------------
 
@@ -242,7 +249,113 @@ class Endpoints(Protocol):
         port: int | None = None,
         handle: Json | None = None,
         error: Json | None = None,
-    ) -> None: ...
+        expect: EndpointState | None = None,
+    ) -> None:
+        """Say where it stands; with `expect`, only if it stands so now (ConflictError)."""
+
+
+class Segments(Protocol):
+    """What came back from endpoints: sealed traffic and batches of labels."""
+
+    def add_segment(self, endpoint: str, artifact: Artifact, *, begins: float, ends: float, rows: int) -> Segment:
+        """Index the artifact and number it as the endpoint's next segment, in one transaction; twice is once."""
+
+    def list_segments(
+        self,
+        endpoint: str,
+        *,
+        kind: str | None = None,
+        after: int = 0,
+        since: float | None = None,
+        until: float | None = None,
+        newest: int | None = None,
+    ) -> list[Segment]:
+        """In the order of sealing; `after` a number, and such as reach into [since, until); the `newest` so many."""
+
+    def drop_segments(self, endpoint: str, numbers: Sequence[int]) -> int:
+        """Forget segments, so that `gc` may free their artifacts; gives how many there were."""
+
+
+class Signals(Protocol):
+    """What is found about endpoints, and the runs that it causes."""
+
+    def add_signals(
+        self,
+        endpoint: str,
+        signals: Sequence[NewSignal],
+        *,
+        event_time: float,
+        champion: str | None = None,
+        report: str | None = None,
+        turn: int | None = None,
+        facts: Mapping[str, Json] | None = None,
+    ) -> list[Signal]:
+        """Store findings, and end the turn that brought them (`facts` join its own), in one transaction; gives the new
+        ones. What is said of the same champion, kind and block is one finding; without a champion each is its own.
+        """
+
+    def list_signals(self, endpoint: str, *, fresh: bool = False, limit: int | None = None) -> list[Signal]:
+        """Newest first; `fresh` ones have caused no run."""
+
+    def add_turn(
+        self, new: NewRun, turn: NewTurn, *, signals: Sequence[int] = (), raised: Sequence[NewSignal] = ()
+    ) -> Run | None:
+        """Add a run for an endpoint's loop that consumes signals (`raised` are new ones), in one transaction.
+
+        None, and nothing is added, if a run of that kind is open for the endpoint, or a signal is consumed already.
+        """
+
+    def list_turns(
+        self, endpoint: str, *, kind: str | None = None, taken: bool | None = None, limit: int | None = None
+    ) -> list[Turn]:
+        """Newest first."""
+
+    def end_turn(self, run: int, outcome: str) -> None:
+        """Say what became of a turn's result; once."""
+
+
+class Promotions(Protocol):
+    """What the gate said of challengers, and which engines took others' places."""
+
+    def add_decision(self, decision: Decision) -> Decision:
+        """Store it and end its run's turn, in one transaction; the same run again gives the stored one."""
+
+    def list_decisions(self, endpoint: str, *, limit: int | None = None) -> list[Decision]:
+        """Newest first."""
+
+    def settle_decision(self, run: int, outcome: str) -> None:
+        """Say what came of a decision; once."""
+
+    def promote(
+        self,
+        endpoint: str,
+        *,
+        digest: str,
+        execution: str | None,
+        cause: Mapping[str, Json],
+        event_time: float,
+        state: PromotionState,
+        options: Mapping[str, Json] | None = None,
+        expect: str | None = None,
+        decision: int | None = None,
+        ref: str | None = None,
+    ) -> Promotion:
+        """Let an endpoint serve another engine: wish, ref, promotion and the decision's outcome in one transaction.
+
+        A promotion before it that was still on probation is kept. A decision is carried out once: the second time
+        gives the same promotion. ConflictError if the endpoint doesn't serve `expect` any more.
+        """
+
+    def roll_back(
+        self, promotion: int, *, reason: str, cause: Mapping[str, Json], event_time: float, ref: str | None = None
+    ) -> Promotion:
+        """Let the former engine serve again, once; ConflictError if the endpoint serves something else by now."""
+
+    def keep_promotion(self, promotion: int, *, reason: str, event_time: float) -> None:
+        """End a probation well; ConflictError if it was rolled back."""
+
+    def list_promotions(self, endpoint: str, *, limit: int | None = None) -> list[Promotion]:
+        """Newest first."""
 
 
 class Log(Protocol):
@@ -251,10 +364,13 @@ class Log(Protocol):
     def events(self, *, after: int = 0, subject: str | None = None, limit: int | None = None) -> list[Event]:
         """Oldest first; `subject` matches itself and everything below it (`run/12` matches `step/12/...` too)."""
 
+    def newest_event(self) -> int:
+        """The number of the newest line; 0 for none."""
+
     def add_event(self, subject: str, kind: str, data: Mapping[str, Json]) -> None: ...
 
 
-class Ledger(Runs, Executions, Leases, Catalog, Endpoints, Log, Protocol):
+class Ledger(Runs, Executions, Leases, Catalog, Endpoints, Segments, Signals, Promotions, Log, Protocol):
     """All that is remembered; SQLite or PostgreSQL, the same statements."""
 
     def close(self) -> None: ...

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from onejob.core.artifact import Json
 from onejob.core.plan import Plan, Step
-from onejob.core.state import EndpointState, ExecutionState, RunState, StepState
+from onejob.core.state import EndpointState, ExecutionState, PromotionState, RunState, StepState
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +139,133 @@ class Ref:
     digest: str
     execution: str | None
     updated: float
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A sealed piece of what came back from an endpoint; `number` counts up in the order of sealing."""
+
+    number: int
+    endpoint: str
+    digest: str
+    """Of the artifact."""
+    kind: str
+    """`traffic` or `labels`."""
+    begins: float
+    ends: float
+    """The range of event times (traffic), or of the labels' own times: seconds since the epoch."""
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewSignal:
+    """A finding about an endpoint, to be stored."""
+
+    kind: str
+    """`harm`, `warning`, `slo` … of a report; `labels`, `schedule` by the clock of the traffic; `hand`."""
+    block: str = ""
+    """Of event time: `2013-03-10`."""
+    value: float | None = None
+    threshold: float | None = None
+    evidence: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A stored finding, with its evidence, and the run that it has caused."""
+
+    id: int
+    endpoint: str
+    kind: str
+    block: str
+    value: float | None
+    threshold: float | None
+    evidence: Mapping[str, Json]
+    champion: str | None
+    """The engine that it is about. The same finding of the same block is in each later report of it: it counts once."""
+    report: str | None
+    """Digest of the report that told it first."""
+    place: int
+    """Its index in the report."""
+    created: float
+    event_time: float
+    run: int | None = None
+    """The run that it caused: it causes one at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A run that an endpoint's loop has added by itself, and whether its result was taken over."""
+
+    run: int
+    endpoint: str
+    kind: str
+    """`watch` (monitoring), `retrain`, or `look` (a held challenger before the gate again)."""
+    event_time: float
+    champion: str
+    """What the endpoint served when it was added."""
+    facts: Mapping[str, Json]
+    """What it was planned from: {"labels", "segment", "promotion", "challenger", "look" …}."""
+    taken: float | None = None
+    outcome: str = ""
+    """What became of its result, in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTurn:
+    """A turn to be added, with its run."""
+
+    endpoint: str
+    kind: str
+    event_time: float
+    champion: str
+    facts: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the gate said of a challenger, and what came of it."""
+
+    run: int
+    """The run whose gate it was; one decision each."""
+    endpoint: str
+    verdict: str
+    """`promote`, `hold` or `reject`."""
+    reasons: tuple[str, ...]
+    missing: tuple[str, ...]
+    champion: str
+    challenger: str
+    execution: str | None
+    """The execution that made the challenger."""
+    artifact: str
+    """Digest of the `decision` artifact."""
+    event_time: float
+    look: int = 1
+    created: float = 0.0
+    applied: float | None = None
+    outcome: str = ""
+    """`promoted`, `held`, `rejected`, `waits for a person`, or why a promotion was not carried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """An engine that took another's place at an endpoint."""
+
+    id: int
+    endpoint: str
+    digest: str
+    execution: str | None
+    former: str
+    former_execution: str | None
+    cause: Mapping[str, Json]
+    """`{"kind": "gate", "run": …}` or `{"kind": "person", "user": …}`."""
+    created: float
+    event_time: float
+    state: PromotionState
+    reason: str = ""
+    """Why it is in this state."""
+    ended: float | None = None
+    """Event time at which it was kept or rolled back."""
 
 
 @dataclass(frozen=True, slots=True)

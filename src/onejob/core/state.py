@@ -53,6 +53,14 @@ class EndpointState(StrEnum):
     STOPPED = "stopped"
 
 
+class PromotionState(StrEnum):
+    """An engine that took another's place at an endpoint."""
+
+    PROBATION = "probation"  # compared with the former one, which may come back by itself
+    KEPT = "kept"
+    ROLLED_BACK = "rolled_back"
+
+
 RUN: Mapping[RunState, frozenset[RunState]] = {
     RunState.QUEUED: frozenset({RunState.RUNNING, RunState.FAILED, RunState.CANCELLED}),
     RunState.RUNNING: frozenset({RunState.DONE, RunState.FAILED, RunState.CANCELLED}),
@@ -105,7 +113,13 @@ ENDPOINT: Mapping[EndpointState, frozenset[EndpointState]] = {
     EndpointState.STOPPED: frozenset({EndpointState.STARTING}),
 }
 
-S = TypeVar("S", RunState, StepState, ExecutionState, EndpointState)
+PROMOTION: Mapping[PromotionState, frozenset[PromotionState]] = {
+    PromotionState.PROBATION: frozenset({PromotionState.KEPT, PromotionState.ROLLED_BACK}),
+    PromotionState.KEPT: frozenset({PromotionState.ROLLED_BACK}),  # by hand, however late
+    PromotionState.ROLLED_BACK: frozenset(),
+}
+
+S = TypeVar("S", RunState, StepState, ExecutionState, EndpointState, PromotionState)
 
 
 def allowed(table: Mapping[S, frozenset[S]], old: S, new: S) -> bool:

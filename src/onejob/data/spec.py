@@ -20,6 +20,7 @@ from onejob.errors import UnavailableError
 
 ENGINES: Mapping[str, str] = {"polars": "onejob.data.engines.polars:run"}
 """Engine -> entry, where the plugins' door names no other."""
+EXTEND = "onejob.data.engines.extend:run"
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -198,6 +199,36 @@ def plan(spec: Spec, upstream: Upstream) -> Plan:
         roots=_modules(spec.steps),
         imports=tuple(spec.imports),
         reads=tuple(spec.reads),
+        timeout=spec.timeout,
+        retries=spec.retries,
+        threads=spec.threads,
+    )
+    return Plan(steps=(step,))
+
+
+def plan_extend(
+    spec: Spec,
+    upstream: Upstream,
+    *,
+    base: Input,
+    labelled: Input,
+    cut: float,
+    history: float | Literal["all"] = "all",
+) -> Plan:
+    """One step, `data`, of a retraining: the rows of an earlier dataset and the captured, labelled ones as one dataset.
+
+    `base` is the dataset that came from the sources, `labelled` what was captured since. Rows whose event is at `cut`
+    (seconds since 1970) or later are held out; `history` is how many seconds before the cut rows go back.
+    """
+    step = Step(
+        name="data",
+        stage="data",
+        entry=EXTEND,
+        options={"columns": spec.columns.model_dump(mode="json"), "cut": cut, "history": history},
+        inputs={"dataset": base, "labelled": labelled},
+        outputs=("dataset",),
+        needs=Needs(cpus=spec.resources.cpus, memory=spec.resources.memory, gpus=spec.resources.gpus),
+        seed=None,
         timeout=spec.timeout,
         retries=spec.retries,
         threads=spec.threads,

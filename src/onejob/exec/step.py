@@ -7,6 +7,7 @@ thread counts must be in the environment before numpy and torch are.
 
 from __future__ import annotations
 
+import copy
 import errno
 import faulthandler
 import json
@@ -23,7 +24,7 @@ from onejob.core.artifact import CHUNK, Json, canonical
 from onejob.core.context import InputArtifact, StepContext, Stopped
 from onejob.core.faults import reach
 from onejob.core.plugin import load
-from onejob.errors import OnejobError, SourceError, StepError, StorageFullError
+from onejob.errors import JobFileError, OnejobError, SourceError, StepError, StorageFullError
 from onejob.exec.folder import ARRIVED
 from onejob.exec.redact import Redactor
 
@@ -199,12 +200,22 @@ def find_secret(path: Path, redactor: Redactor) -> str | None:
 def as_onejob_error(error: BaseException, step: str, project: Path) -> OnejobError:
     """Any exception as an error of the tree: a full disk by its name, the rest as StepError with the user's line."""
     if isinstance(error, OnejobError):
-        return error
+        return _with_line(error, project)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFullError(f"no space left ({error.filename or 'unnamed file'})", place=step, cure="Free some.")
     text = str(error)[:LONGEST_MESSAGE]
     message = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return StepError(message, place=place_of(error, project) or step, cure="The full traceback is in the step's log.")
+
+
+def _with_line(error: OnejobError, project: Path) -> OnejobError:
+    """An engine's own error about the user's code also names the line in which it went wrong."""
+    where = place_of(error.__cause__, project) if error.__cause__ else ""
+    if not where or where in str(error) or isinstance(error, JobFileError):
+        return error
+    told = copy.copy(error)
+    told.message = f"{error.message} ({where})"
+    return told
 
 
 def place_of(error: BaseException, project: Path) -> str:

@@ -9,13 +9,16 @@ from pathlib import Path
 from onejob.core.artifact import Artifact, FileEntry, Json, walk_files
 from onejob.core.faults import reach
 from onejob.core.ports import Blobs
+from onejob.errors import StepError
 
 
 def ingest(blobs: Blobs, work: Path, outputs: Sequence[str]) -> dict[str, Artifact]:
     """Keep every declared output of a work folder; doing it twice is doing it once."""
     kept = {}
     for name in outputs:
-        declared = json.loads((work / "out" / f"{name}.json").read_bytes())
+        declared = _read(work / "out" / f"{name}.json")
+        if declared is None:
+            raise StepError(f"it ended well, but its output {name!r} is gone", place=str(work / "out"))
         entries = []
         for path, file in walk_files(work / "out" / name):
             digest, size = blobs.put(file)
@@ -40,7 +43,7 @@ def error_of(work: Path) -> dict[str, Json] | None:
 
 def _read(path: Path) -> dict[str, Json] | None:
     try:
-        data: dict[str, Json] = json.loads(path.read_bytes())
+        data: Json = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return data
+    return data if isinstance(data, dict) else None

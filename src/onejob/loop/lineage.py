@@ -28,7 +28,7 @@ def _walk(session: Session, digest: str, execution: str | None, depth: int, seen
     nodes = [Node(depth, artifact.kind, names or short(digest), artifact.digest, _about(artifact))]
     if artifact.kind == "source":
         return nodes + _files(session, artifact, depth + 1)
-    made = _producer(session, artifact.digest, execution)
+    made = producer(session, artifact.digest, execution)
     if made is None:
         return nodes
     nodes.append(_step_node(session, made, depth + 1))
@@ -37,7 +37,8 @@ def _walk(session: Session, digest: str, execution: str | None, depth: int, seen
     return nodes
 
 
-def _producer(session: Session, digest: str, execution: str | None) -> Execution | None:
+def producer(session: Session, digest: str, execution: str | None = None) -> Execution | None:
+    """The execution that left an artifact: the one named, else the newest; None for a source."""
     if execution:
         try:
             return session.ledger.get_execution(execution)
@@ -49,9 +50,8 @@ def _producer(session: Session, digest: str, execution: str | None) -> Execution
 
 def _step_node(session: Session, made: Execution, depth: int) -> Node:
     at = datetime.datetime.fromtimestamp(made.created).isoformat(" ", "seconds")
-    return Node(
-        depth, "execution", f"{made.run}/{made.step}", "", f"{made.id} on {made.host}, {at}, key {short(made.key)}"
-    )
+    where = made.host.partition("/")[0]
+    return Node(depth, "execution", f"{made.run}/{made.step}", "", f"{made.id} on {where}, {at}, key {short(made.key)}")
 
 
 def _files(session: Session, artifact: Artifact, depth: int) -> list[Node]:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import difflib
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from onejob.core.artifact import Json
 from onejob.core.records import Endpoint, Execution, Ref, Run, StepRow
-from onejob.errors import NotFoundError
+from onejob.errors import NotFoundError, UsageError
 from onejob.loop.session import Session
 from onejob.monitor.requests import find_request
+
+MADE_ID = re.compile(r"[0-9a-f]{26}")
+"""An id that a replica made; one that the caller gave may look like anything."""
+LOOKS, MOMENT = 6, 0.2
+"""A replica writes its request log a few times a second."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +35,16 @@ class Target:
     request: Json = None
     path: Path | None = None
 
+    @property
+    def noun(self) -> str:
+        """`a run`, `an endpoint`: for sentences."""
+        return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}"
+
 
 def resolve(session: Session, name: str) -> Target:
     """The one thing that `name` stands for; NotFoundError with the nearest known names."""
+    if not name:
+        raise UsageError("the name is empty", cure="Name a run, a step, a ref, a digest, an endpoint or a job file.")
     for look in (_job_file, _run, _step, _ref, _endpoint, _execution, _artifact, _request, _job_folder):
         if found := look(session, name):
             return found
@@ -96,9 +109,14 @@ def _artifact(session: Session, name: str) -> Target | None:
 
 
 def _request(session: Session, name: str) -> Target | None:
-    for endpoint in session.ledger.list_endpoints():
-        if record := find_request(session.home.endpoint(endpoint.name), name):
-            return Target("request", endpoint=endpoint, request=record)
+    """A request that was answered; one that has only just been is in its log within a moment, so that is waited for."""
+    tries = LOOKS if MADE_ID.fullmatch(name) else 1
+    for number in range(tries):
+        if number:
+            time.sleep(MOMENT)
+        for endpoint in session.ledger.list_endpoints():
+            if record := find_request(session.home.endpoint(endpoint.name), name):
+                return Target("request", endpoint=endpoint, request=record)
     return None
 
 

@@ -5,18 +5,21 @@ Preparing twice is preparing once: a supervisor that died half-way is followed b
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from onejob.core.artifact import Artifact, Json
+from onejob.core.artifact import Artifact, FileEntry, Json, short
 from onejob.core.context import write_json
 from onejob.core.faults import reach
-from onejob.core.plan import Step
+from onejob.core.plan import Source, Step
 from onejob.core.ports import Task
 from onejob.core.records import Execution
+from onejob.core.state import ExecutionState
+from onejob.errors import DamagedError, NotFoundError, OnejobError, SourceError, StorageFullError, StoreError
 from onejob.loop.session import Session
 
 THREAD_VARIABLES = (
@@ -41,7 +44,10 @@ def prepare(session: Session, execution: Execution, step: Step, project: str) ->
         artifact = session.ledger.get_artifact(digest)
         folder = work / "in" / name
         if artifact.kind == "source":
-            sources |= link_sources(session.ledger.locations(digest), folder)
+            # Where our own job has them: the same bytes may lie elsewhere too, for another job.
+            value = step.inputs.get(name)
+            files = dict(value.files) if isinstance(value, Source) else session.ledger.locations(digest)
+            sources |= link_sources(files, folder)
         else:
             lay_out(session, artifact, folder)
         meta = dict(artifact.meta)
@@ -95,7 +101,7 @@ def lay_out(session: Session, artifact: Artifact, folder: Path) -> None:
     for entry in artifact.files:
         target = folder / entry.path
         target.parent.mkdir(parents=True, exist_ok=True)
-        blob = session.blobs.get(entry.digest)
+        blob = _sound(session, artifact, entry)
         aside = target.with_name(f".{target.name}.{os.getpid()}")
         aside.unlink(missing_ok=True)
         try:
@@ -103,6 +109,30 @@ def lay_out(session: Session, artifact: Artifact, folder: Path) -> None:
         except OSError:
             shutil.copyfile(blob, aside)
         aside.replace(target)
+
+
+def _sound(session: Session, artifact: Artifact, entry: FileEntry) -> Path:
+    """A blob whose bytes are right; where they aren't, whatever has left them no longer counts as done."""
+    try:
+        return session.blobs.get(entry.digest)
+    except (DamagedError, NotFoundError) as error:
+        again = forget_makers(session, entry.digest, f"its output {entry.path} is damaged or gone")
+        cure = "Run the job again: it is made anew." if again else "Restore it from a backup, or remove the file."
+        what = f"{entry.path} of {artifact.kind} {short(artifact.digest)} is damaged or gone"
+        raise DamagedError(what, place=error.place or entry.digest, cure=cure) from error
+
+
+def forget_makers(session: Session, blob: str, reason: str) -> int:
+    """Forget every done execution that left a file with these bytes: an artifact may share it with others."""
+    forgotten = 0
+    for digest, artifact, _ in session.ledger.list_artifacts():
+        if all(entry.digest != blob for entry in artifact.files):
+            continue
+        for made in session.ledger.producers(digest):
+            if made.state is ExecutionState.DONE:
+                session.ledger.forget_execution(made.id, reason)
+                forgotten += 1
+    return forgotten
 
 
 def link_sources(locations: Mapping[str, str], folder: Path) -> dict[str, Json]:
@@ -113,6 +143,19 @@ def link_sources(locations: Mapping[str, str], folder: Path) -> dict[str, Json]:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         target.symlink_to(path)
-        about = os.stat(path)
+        try:
+            about = os.stat(path)
+        except OSError as error:
+            cure = "Put it back, or change [data] source."
+            raise SourceError(f"can't be read any more: {error.strerror}", place=path, cure=cure) from error
         seen[path] = [about.st_size, about.st_mtime_ns]
     return seen
+
+
+def explained(error: OSError, place: Path) -> OnejobError:
+    """What the disk said, in words that name the place and the cure."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        cure = "Free some space, for example with `onejob gc`; running again goes on from here."
+        return StorageFullError(f"no space is left ({error.strerror})", place=str(place), cure=cure)
+    cure = "See that this folder and its disk can be written."
+    return StoreError(f"the folder can't be used ({error.strerror or error})", place=str(place), cure=cure)

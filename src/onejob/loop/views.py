@@ -338,8 +338,8 @@ class DemoView:
     answer: Mapping[str, Json] = field(default_factory=dict)
     command: str = ""
     """The same request, as a command for the shell."""
-    tries: tuple[str, ...] = ()
-    """What to try next, as commands."""
+    tries: tuple[tuple[str, str], ...] = ()
+    """What to try next: (command, what it shows) each; the command can be pasted as it is."""
 
 
 def to_json(value: Any) -> Json:

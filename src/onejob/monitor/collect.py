@@ -105,6 +105,11 @@ def summary_of(folder: Path) -> dict[str, Json]:
     return {**{name: line[name] for name in told}, "replicas": len(found.live)}
 
 
+def counted(folder: Path) -> dict[str, int]:
+    """Every counter of an endpoint since it was made, by name (core/counters.py lists them)."""
+    return dict(read_snapshots(folder / METRICS).total().values)
+
+
 def _collect(folder: Path, now: float, every: float, keep: float) -> dict[str, Json] | None:
     path = folder / SERIES
     last = _last_line(path)

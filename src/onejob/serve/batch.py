@@ -56,6 +56,8 @@ class Item:
     started: int = 0
     finished: int = 0
     settled: bool = False
+    asked: Any = None
+    """What its service wants to know of it when it is done."""
     outputs: Arrays | None = None
     error: Exception | None = None
 

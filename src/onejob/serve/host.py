@@ -301,8 +301,8 @@ class Host:
 
     def _write_state(self, *, stopped: bool = False) -> None:
         state = self._state(stopped)
-        if state == self._written:
-            return
+        if state == self._written and (self._folder / STATE).exists():
+            return  # a supervisor that was slow may have removed what another host had left, and hit ours
         try:
             write_json(self._folder / STATE, state)
             self._written = state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onejob.core.counters import BOUNDS_US, Counters
+from onejob.serve.capture import REASONS as DROPPED
 from onejob.serve.service import VERSION
 
 # (metric, help, counter, unit divisor)
@@ -15,6 +16,8 @@ COUNTERS: tuple[tuple[str, str, str, int], ...] = (
     ("nv_inference_compute_input_duration_us", "Cumulative compute input duration", "input_ns", 1000),
     ("nv_inference_compute_infer_duration_us", "Cumulative compute inference duration", "infer_ns", 1000),
     ("nv_inference_compute_output_duration_us", "Cumulative inference compute output duration", "output_ns", 1000),
+    ("onejob_capture_rows_total", "Rows of answered requests that were recorded", "capture_rows", 1),
+    ("onejob_labels_total", "Labels that were accepted", "labels", 1),
     ("onejob_request_log_dropped", "Lines of the request log that could not be written", "log_dropped", 1),
 )
 REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
@@ -32,6 +35,10 @@ def render(model: str, digest: str, counters: Counters, *, pending: int, replica
     for reason in REASONS:
         amount = counters.get(f"failure.{reason}")
         lines.append(f'nv_inference_request_failure{{{labels},reason="{reason}"}} {amount}')
+    lines += _head("onejob_capture_dropped_total", "Rows that should have been recorded, and were not", "counter")
+    for reason in DROPPED:
+        amount = counters.get(f"capture_dropped.{reason}")
+        lines.append(f'onejob_capture_dropped_total{{{labels},reason="{reason}"}} {amount}')
     lines += _head("nv_inference_pending_request_count", "Instantaneous number of pending requests", "gauge")
     lines.append(f"nv_inference_pending_request_count{{{labels}}} {pending}")
     lines += _head("onejob_replicas", "Replicas that have left a snapshot and have not ended", "gauge")

@@ -8,7 +8,7 @@ by request, before batching, so that a bad value is refused alone; decoding is d
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ class Encoding(Protocol):
     served: tuple[TensorSpec, ...]
 
     def encode(self, columns: Mapping[str, Column]) -> dict[str, np.ndarray[Any, Any]]: ...
+    def encode_label(self, column: Column) -> np.ndarray[Any, Any]: ...
     def decode(self, outputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]: ...
 
 
@@ -77,6 +78,11 @@ class ServedModel:
         for name, array in self.infer(features).items():
             if self.batchable and (array.ndim == 0 or len(array) != rows):
                 raise InferenceError(f"output {name!r} has shape {list(array.shape)} for {rows} rows", place="warm-up")
+
+    @property
+    def check_labels(self) -> Callable[[list[Any]], Any] | None:
+        """Raises DataError for labels that the family doesn't take; None without a family: any will do."""
+        return self._encoding.encode_label if self._encoding is not None else None
 
     def close(self) -> None:
         self._loaded.close()

@@ -30,12 +30,15 @@ from onejob.core.artifact import Json, canonical
 from onejob.core.faults import reach
 from onejob.errors import OnejobError, UnavailableError
 from onejob.serve.batch import Limits
+from onejob.serve.capture import Capture, Rules, Signature
 from onejob.serve.folder import METRICS, REQUESTS
+from onejob.serve.identify import Roles
 from onejob.serve.journal import Journal, RequestLog
+from onejob.serve.labels import LabelLog
 from onejob.serve.model import ServedModel, open_served
 from onejob.serve.protocols.http import Connection
 from onejob.serve.protocols.http_api import Api
-from onejob.serve.service import Identity, Service
+from onejob.serve.service import Identity, Recorders, Service
 
 BEAT_SECONDS = 1.0
 TICK_SECONDS = 0.1
@@ -196,6 +199,7 @@ def main(argv: list[str]) -> int:
     try:
         options = Options(**_told(control.receive()))
         model, warm_ns = open_warm(options)
+        recorders = open_recorders(options, model)
     except EOFError:
         return 0
     except Exception as error:
@@ -208,7 +212,7 @@ def main(argv: list[str]) -> int:
         control.send({"error": told.to_json()})
         return told.exit_code
     listener = socket.socket(fileno=listener_fd)
-    uvloop.run(serve(options, model, warm_ns, listener, control))
+    uvloop.run(serve(options, model, warm_ns, recorders, listener, control))
     return 0
 
 
@@ -236,7 +240,28 @@ def open_warm(options: Options) -> tuple[ServedModel, int]:
     return model, time.perf_counter_ns() - begun
 
 
-async def serve(options: Options, model: ServedModel, warm_ns: int, listener: socket.socket, control: Control) -> None:
+def open_recorders(options: Options, model: ServedModel) -> Recorders:
+    """Capture and labels as [monitor] has them; nothing without it."""
+    monitor: Mapping[str, Json] = options.desired.get("options", {}).get("monitor") or {}
+    if not monitor:
+        return Recorders()
+    engine, rules = options.desired["engine"], Rules.of(monitor.get("capture") or {})
+    roles = Roles.of(engine.get("meta", {}))
+    signature = Signature(model.inputs, model.outputs, model.batchable, roles)
+    meta = {"endpoint": options.desired["name"], "engine": engine["digest"]}
+    capture = Capture(options.folder, meta, signature, rules)
+    labels = LabelLog(options.folder, roles, model.check_labels, private=rules.private, age=rules.age)
+    return Recorders(capture if rules.rate > 0 else None, labels)
+
+
+async def serve(
+    options: Options,
+    model: ServedModel,
+    warm_ns: int,
+    recorders: Recorders,
+    listener: socket.socket,
+    control: Control,
+) -> None:
     """Everything of a replica that needs the event loop, until it has drained."""
     desired, engine = options.desired, options.desired["engine"]
     identity = Identity(
@@ -249,12 +274,18 @@ async def serve(options: Options, model: ServedModel, warm_ns: int, listener: so
     )
     log = RequestLog(options.folder / REQUESTS)
     metrics = options.folder / METRICS
-    service = Service(model, identity, options.limits, log, metrics, warm_ns=warm_ns)
+    service = Service(model, identity, options.limits, log, metrics, warm_ns=warm_ns, recorders=recorders)
     journal = Journal(log, metrics / f"{os.getpid()}.json", service.snapshot)
     journal.start()
+    for recorder in (recorders.capture, recorders.labels):
+        if recorder is not None:
+            recorder.start()
     try:
         await Replica(service, listener, control, options.grace).run()
     finally:
+        for recorder in (recorders.capture, recorders.labels):
+            if recorder is not None:
+                recorder.stop()
         journal.stop()
         service.batcher.close()
 

@@ -22,7 +22,10 @@ from onejob.errors import (
     OverloadedError,
 )
 from onejob.serve.batch import INLINE_NS, Batcher, Item, Limits
+from onejob.serve.capture import Capture, Record
+from onejob.serve.identify import Roles, Told, identify
 from onejob.serve.journal import RequestLog
+from onejob.serve.labels import LabelLog
 from onejob.serve.model import Column, ServedModel
 
 VERSION = "1"
@@ -50,6 +53,27 @@ class Identity:
     process: str
     """`<pid>:<start>`; a reused pid is another process."""
 
+    @property
+    def roles(self) -> Roles:
+        return Roles.of(self.meta)
+
+
+@dataclass(frozen=True)
+class Recorders:
+    """What [monitor] brings: what is asked is captured, and labels are taken; None without it."""
+
+    capture: Capture | None = None
+    labels: LabelLog | None = None
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Of a request that waits for its answer, what capture will want."""
+
+    columns: Mapping[str, Column]
+    told: Told
+    size: int
+
 
 class Ids:
     """Request ids that sort by time and are unique over processes: milliseconds, a random part, a counter, in hex."""
@@ -65,10 +89,18 @@ class Ids:
 
 
 class Service:
-    """The model, its batcher, its counters and its request log."""
+    """The model, its batcher, its counters, its request log, and what it records."""
 
     def __init__(
-        self, model: ServedModel, identity: Identity, limits: Limits, log: RequestLog, metrics: Path, *, warm_ns: int
+        self,
+        model: ServedModel,
+        identity: Identity,
+        limits: Limits,
+        log: RequestLog,
+        metrics: Path,
+        *,
+        warm_ns: int,
+        recorders: Recorders | None = None,
     ) -> None:
         self.model = model
         self.identity = identity
@@ -76,6 +108,9 @@ class Service:
         self.counters = Counters()
         self.ids = Ids()
         self.log = log
+        self.labels = recorders.labels if recorders else None
+        self._capture = recorders.capture if recorders else None
+        self._roles = identity.roles
         self.ready = True
         self.unready_reason = ""
         self.last_inference = 0
@@ -98,11 +133,20 @@ class Service:
         *,
         received: int,
         timeout_ns: int | None = None,
+        size: int = 0,
     ) -> Item:
-        """Encode and queue a request; raises BadRequestError or OverloadedError, else calls `done` once."""
-        features, rows, signature = self.model.prepare(columns)
+        """Encode and queue a request; raises BadRequestError or OverloadedError, else calls `done` once.
+
+        `columns` may hold the event time and the key beside the model's inputs; `size` is that of the message.
+        """
+        inputs = self.model.inputs
+        known = columns if columns.keys() == inputs.keys() else {name: columns[name] for name in inputs}
+        features, rows, signature = self.model.prepare(known)
+        told = identify(columns, self._roles, rows, time.time_ns() // 1000)
         budget = min(timeout_ns or self.limits.timeout_ns, self.limits.timeout_ns)
         item = Item(features, rows, done, received, received + budget, signature)
+        if self._capture is not None:
+            item.asked = _Asked(known, told, size)
         self.batcher.submit(item)
         return item
 
@@ -121,6 +165,9 @@ class Service:
             counters.count("output_ns", now - item.finished)
             self.last_inference = time.time_ns() // 1_000_000
             self._failures = 0
+            if self._capture is not None and item.outputs is not None:
+                asked: _Asked = item.asked
+                self._capture.add(Record(request, rows, asked.size, asked.told, asked.columns, item.outputs))
         else:
             counters.count(f"failure.{reason_of(error)}")
             counters.count("failure_ns", took)
@@ -138,13 +185,16 @@ class Service:
         if self.log.dropped:
             self.counters.values["log_dropped"] = self.log.dropped
         identity = self.identity
+        counters = Counters(self.counters.values.copy(), self.counters.latency.copy())
+        counters.values |= self._capture.counts() if self._capture else {}
+        counters.values |= self.labels.counts() if self.labels else {}
         return {
             "id": identity.process,
             "digest": identity.digest,
             "generation": identity.generation,
             "time": time.time(),
             "pending": self.batcher.pending,
-            **Counters(self.counters.values.copy(), self.counters.latency.copy()).to_json(),
+            **counters.to_json(),
         }
 
     def all_counters(self) -> tuple[Counters, Snapshots]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, exists, insert, select, update
+from sqlalchemy import Connection, delete, exists, insert, or_, select, update
 
 from onejob.core.artifact import Artifact, short
 from onejob.core.faults import reach
@@ -14,7 +14,7 @@ from onejob.core.records import Execution, Ref
 from onejob.core.state import ExecutionState
 from onejob.errors import ConflictError, NotFoundError, UsageError
 from onejob.store.rows import LIVE, Part, execution_of, ref_of
-from onejob.store.schema import ARTIFACT, ENDPOINT, EXECUTION, OUTPUT, REF
+from onejob.store.schema import ARTIFACT, ENDPOINT, EXECUTION, OUTPUT, PROMOTION, REF, SEGMENT
 
 SHORTEST_PREFIX = 6
 
@@ -73,22 +73,27 @@ class SqlCatalog(Part):
 
     def set_ref(self, name: str, digest: str, execution: str | None, *, expect: str | None = None) -> None:
         with self._db.write() as connection:
-            old = connection.execute(select(REF).where(REF.c.name == name)).one_or_none()
-            was = None if old is None else old.digest
-            if expect is not None and was != expect:
-                points = f"points at {short(was)}" if was else "isn't there"
-                raise ConflictError(f"it {points}, not at {short(expect)}", place=name, cure="Look again, then decide.")
-            _full_digest(connection, digest)
-            if old is not None and (old.digest, old.execution) == (digest, execution):
-                return
-            values: dict[str, Any] = {"digest": digest, "execution": execution, "updated": self._clock()}
-            if old is None:
-                connection.execute(insert(REF).values(name=name, **values))
-            else:
-                connection.execute(update(REF).where(REF.c.name == name).values(**values))
-            data = {"digest": digest, "execution": execution, "was": was}
-            self._event(connection, f"ref/{name}", "set", data)
+            self._set_ref(connection, name, digest, execution, expect)
             reach("catalog.before_commit")
+
+    def _set_ref(
+        self, connection: Connection, name: str, digest: str, execution: str | None, expect: str | None = None
+    ) -> None:
+        """The same in the transaction of the caller."""
+        old = connection.execute(select(REF).where(REF.c.name == name)).one_or_none()
+        was = None if old is None else old.digest
+        if expect is not None and was != expect:
+            points = f"points at {short(was)}" if was else "isn't there"
+            raise ConflictError(f"it {points}, not at {short(expect)}", place=name, cure="Look again, then decide.")
+        _full_digest(connection, digest)
+        if old is not None and (old.digest, old.execution) == (digest, execution):
+            return
+        values: dict[str, Any] = {"digest": digest, "execution": execution, "updated": self._clock()}
+        if old is None:
+            connection.execute(insert(REF).values(name=name, **values))
+        else:
+            connection.execute(update(REF).where(REF.c.name == name).values(**values))
+        self._event(connection, f"ref/{name}", "set", {"digest": digest, "execution": execution, "was": was})
 
     def get_ref(self, name: str) -> Ref | None:
         with self._db.read() as connection:
@@ -136,6 +141,11 @@ def _user(connection: Connection, digest: str) -> str:
         return f"the ref {name}"
     if name := connection.scalar(select(ENDPOINT.c.name).where(ENDPOINT.c.artifact == digest).limit(1)):
         return f"the endpoint {name}"
+    if name := connection.scalar(select(SEGMENT.c.endpoint).where(SEGMENT.c.digest == digest).limit(1)):
+        return f"what came back from the endpoint {name}"
+    promoted = or_(PROMOTION.c.digest == digest, PROMOTION.c.former == digest)
+    if name := connection.scalar(select(PROMOTION.c.endpoint).where(promoted).limit(1)):
+        return f"a promotion of the endpoint {name}"
     made = exists().where(OUTPUT.c.execution == EXECUTION.c.id, OUTPUT.c.artifact == digest)
     done = (EXECUTION.c.state == ExecutionState.DONE) & EXECUTION.c.forgotten.is_(None) & made
     if found := connection.scalar(select(EXECUTION.c.id).where(done).limit(1)):
@@ -152,7 +162,11 @@ def _full_digest(connection: Connection, digest: str) -> str:
     query = select(ARTIFACT.c.digest).where(ARTIFACT.c.digest >= digest, ARTIFACT.c.digest < digest + "g")
     found = list(connection.scalars(query.order_by(ARTIFACT.c.digest).limit(3)))
     if not found:
-        raise NotFoundError("there is no such artifact", place=short(digest), cure="`onejob show` lists them.")
+        raise NotFoundError(
+            "there is no such artifact",
+            place=short(digest),
+            cure="`onejob show RUN` lists what a run has left; `onejob gc` may have freed it.",
+        )
     if len(found) > 1:
         raise UsageError(
             f"several artifacts begin so: {', '.join(found[:2])} ...", place=digest, cure="Write more of its digits."

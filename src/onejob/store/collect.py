@@ -149,6 +149,12 @@ def _roots(ledger: Ledger) -> Iterator[tuple[str, str | None, str]]:
         yield ref.digest, ref.execution, f"the ref {ref.name} stands on it"
     for endpoint in ledger.list_endpoints():
         yield endpoint.artifact, endpoint.execution, f"the endpoint {endpoint.name} stands on it"
+        for segment in ledger.list_segments(endpoint.name):
+            yield segment.digest, None, f"it came back from the endpoint {endpoint.name}"
+        for promotion in ledger.list_promotions(endpoint.name):
+            reason = f"a promotion of the endpoint {endpoint.name} stands on it"
+            yield promotion.digest, promotion.execution, reason
+            yield promotion.former, promotion.former_execution, reason
 
 
 def _lineage(digest: str, maker: str | None, executions: Mapping[str, Execution]) -> Iterator[str]:
@@ -172,17 +178,18 @@ def _lineage(digest: str, maker: str | None, executions: Mapping[str, Execution]
 
 def _kept_runs(runs: Sequence[Run], keep_runs: int) -> Iterator[tuple[Run, str]]:
     """Runs that go on, each job's newest, and its last done ones; `runs` has the newest first."""
-    newest: set[str] = set()
-    done: dict[str, int] = defaultdict(int)
+    newest: set[tuple[str, str]] = set()
+    done: dict[tuple[str, str], int] = defaultdict(int)
     for run in runs:
+        line = (run.job, run.cause.get("kind", ""))  # runs that the loop adds must not push out those of a person
         if not final(RUN, run.state):
             yield run, f"run {run.id} of {run.job} goes on"
-        elif run.job not in newest:
+        elif line not in newest:
             yield run, f"run {run.id} is the newest of {run.job}"
-        elif run.state is RunState.DONE and done[run.job] < keep_runs:
+        elif run.state is RunState.DONE and done[line] < keep_runs:
             yield run, f"run {run.id} is one of the last {keep_runs} of {run.job} that are done"
-        newest.add(run.job)
-        done[run.job] += run.state is RunState.DONE
+        newest.add(line)
+        done[line] += run.state is RunState.DONE
 
 
 def _digests_of_run(ledger: Ledger, run: Run, executions: Mapping[str, Execution]) -> Iterator[str]:

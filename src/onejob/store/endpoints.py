@@ -12,7 +12,7 @@ from onejob.core.faults import reach
 from onejob.core.records import Endpoint
 from onejob.core.state import ENDPOINT as CHANGES
 from onejob.core.state import EndpointState
-from onejob.errors import NotFoundError
+from onejob.errors import ConflictError, NotFoundError
 from onejob.store.rows import Part, change, check_change, endpoint_of
 from onejob.store.schema import ENDPOINT
 
@@ -27,24 +27,30 @@ class SqlEndpoints(Part):
 
         One that has failed or stopped stays so: starting it anew is a decision (`set_endpoint`).
         """
-        wish = {"artifact": artifact, "execution": execution, "options": dict(options)}
         with self._db.write() as connection:
-            row = connection.execute(select(ENDPOINT).where(ENDPOINT.c.name == name)).one_or_none()
-            if row is not None and all(row._mapping[field] == value for field, value in wish.items()):
-                return endpoint_of(row)
-            now = self._clock()
-            if row is None:
-                generation, state = 1, EndpointState.STARTING
-                new = {"state": state, "generation": generation, "port": 0, "created": now, "updated": now}
-                connection.execute(insert(ENDPOINT).values(name=name, **new, **wish))
-            else:
-                generation, old = row.generation + 1, EndpointState(row.state)
-                state = EndpointState.STARTING if old is EndpointState.READY else old
-                values = {"state": state, "generation": generation, "updated": now, **wish}
-                change(connection, ENDPOINT, ENDPOINT.c.name == name, values)
-            self._event(connection, f"endpoint/{name}", "wanted", {"generation": generation, "state": state, **wish})
+            self._want(connection, name, artifact, execution, options)
             reach("endpoints.before_commit")
             return endpoint_of(_endpoint(connection, name))
+
+    def _want(
+        self, connection: Connection, name: str, artifact: str, execution: str | None, options: Mapping[str, Json]
+    ) -> None:
+        """The same in the transaction of the caller."""
+        wish = {"artifact": artifact, "execution": execution, "options": dict(options)}
+        row = connection.execute(select(ENDPOINT).where(ENDPOINT.c.name == name)).one_or_none()
+        if row is not None and all(row._mapping[field] == value for field, value in wish.items()):
+            return
+        now = self._clock()
+        if row is None:
+            generation, state = 1, EndpointState.STARTING
+            new = {"state": state, "generation": generation, "port": 0, "created": now, "updated": now}
+            connection.execute(insert(ENDPOINT).values(name=name, **new, **wish))
+        else:
+            generation, old = row.generation + 1, EndpointState(row.state)
+            state = EndpointState.STARTING if old is EndpointState.READY else old
+            values = {"state": state, "generation": generation, "updated": now, **wish}
+            change(connection, ENDPOINT, ENDPOINT.c.name == name, values)
+        self._event(connection, f"endpoint/{name}", "wanted", {"generation": generation, "state": state, **wish})
 
     def get_endpoint(self, name: str) -> Endpoint | None:
         with self._db.read() as connection:
@@ -63,11 +69,14 @@ class SqlEndpoints(Part):
         port: int | None = None,
         handle: Json | None = None,
         error: Json | None = None,
+        expect: EndpointState | None = None,
     ) -> None:
         """Say where it stands; what is None stays as it is, save that a state without an error has none."""
         with self._db.write() as connection:
             row = _endpoint(connection, name)
             old = EndpointState(row.state)
+            if expect is not None and old is not expect:
+                raise ConflictError(f"it is {old} by now, not {expect}", place=f"endpoint {name}")
             check_change(CHANGES, old, state, f"endpoint {name}")
             wished: dict[str, Any] = {"port": port, "handle": handle}
             told = {

@@ -1,7 +1,7 @@
 """The ledger on SQLite or PostgreSQL: the same statements, each method one transaction.
 
-The parts lie beside it: runs, executions, leases, catalog, endpoints, log; docs/design/ledger.md tells how they hold
-together.
+The parts lie beside it: runs, executions, leases, catalog, endpoints, segments, signals, promotions, log;
+docs/design/ledger.md tells how they hold together.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from sqlalchemy import Connection
 
 from onejob.core.records import Owner
 from onejob.store.connect import Database
-from onejob.store.endpoints import SqlEndpoints
 from onejob.store.executions import SqlExecutions
 from onejob.store.leases import SqlLeases, alive
 from onejob.store.log import SqlLog
 from onejob.store.migrate import migrate
-from onejob.store.runs import SqlRuns
+from onejob.store.promotions import SqlPromotions
+from onejob.store.segments import SqlSegments
 
 
-class SqlLedger(SqlRuns, SqlExecutions, SqlLeases, SqlEndpoints, SqlLog):
+class SqlLedger(SqlPromotions, SqlExecutions, SqlLeases, SqlSegments, SqlLog):
     """Opens the database at a URL (see connect.Database), makes or brings up to date its tables, and remembers.
 
     `token(n)` gives 2n random hex digits; `alive` says whether the owner of a lease lives (None: can't be told).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from onejob.core.artifact import Json
@@ -23,6 +23,10 @@ class SqlLog(Part):
             query = query.where(_about(subject))
         with self._db.read() as connection:
             return [event_of(row) for row in connection.execute(query)]
+
+    def newest_event(self) -> int:
+        with self._db.read() as connection:
+            return connection.scalar(select(func.max(EVENT.c.seq))) or 0
 
     def add_event(self, subject: str, kind: str, data: Mapping[str, Json]) -> None:
         with self._db.write() as connection:

@@ -23,28 +23,32 @@ class SqlRuns(Part):
 
     def add_run(self, new: NewRun) -> Run:
         """Add a run with all its steps waiting; runs are numbered from 1."""
-        now = self._clock()
         with self._db.write() as connection:
-            number = connection.execute(select(next_number(RUN_TABLE.c.id))).scalar_one()
-            values = {
-                "job": new.job,
-                "state": RunState.QUEUED,
-                "project": new.project,
-                "spec": dict(new.spec),
-                "plan": plan_to_json(new.plan),
-                "cause": dict(new.cause),
-                "forced": list(new.forced),
-                "created": now,
-            }
-            connection.execute(insert(RUN_TABLE).values(id=number, **values))
-            self._event(connection, f"run/{number}", RunState.QUEUED, {"job": new.job, "cause": dict(new.cause)})
-            for position, step in enumerate(new.plan.steps):
-                row = {"run": number, "position": position, "name": step.name, "step": step.to_json()}
-                row |= {"state": StepState.WAITING, "cached": 0, "attempt": 0, "reason": ""}
-                connection.execute(insert(STEP_TABLE).values(**row))
-                self._event(connection, f"step/{number}/{step.name}", StepState.WAITING, {})
+            made = self._add_run(connection, new)
             reach("runs.before_commit")
-            return run_of(_run(connection, number))
+            return made
+
+    def _add_run(self, connection: Connection, new: NewRun) -> Run:
+        """The same in the transaction of the caller."""
+        number = connection.execute(select(next_number(RUN_TABLE.c.id))).scalar_one()
+        values = {
+            "job": new.job,
+            "state": RunState.QUEUED,
+            "project": new.project,
+            "spec": dict(new.spec),
+            "plan": plan_to_json(new.plan),
+            "cause": dict(new.cause),
+            "forced": list(new.forced),
+            "created": self._clock(),
+        }
+        connection.execute(insert(RUN_TABLE).values(id=number, **values))
+        self._event(connection, f"run/{number}", RunState.QUEUED, {"job": new.job, "cause": dict(new.cause)})
+        for position, step in enumerate(new.plan.steps):
+            row = {"run": number, "position": position, "name": step.name, "step": step.to_json()}
+            row |= {"state": StepState.WAITING, "cached": 0, "attempt": 0, "reason": ""}
+            connection.execute(insert(STEP_TABLE).values(**row))
+            self._event(connection, f"step/{number}/{step.name}", StepState.WAITING, {})
+        return run_of(_run(connection, number))
 
     def get_run(self, run: int) -> Run:
         with self._db.read() as connection:

@@ -179,6 +179,92 @@ ENDPOINT = Table(
     *_lease(),
 )
 
+SEGMENT = Table(
+    "segment",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("endpoint", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("begins", Float, nullable=False),
+    Column("ends", Float, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("added", Float, nullable=False),
+)
+"""What came back from an endpoint: artifacts of kind `traffic` and `labels`, in the order in which they were sealed."""
+
+SIGNAL = Table(
+    "signal",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("endpoint", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("champion", Text),
+    Column("block", Text, nullable=False),
+    Column("value", Float),
+    Column("threshold", Float),
+    Column("evidence", JsonText, nullable=False),
+    Column("report", Text),
+    Column("place", Integer, nullable=False),
+    Column("created", Float, nullable=False),
+    Column("event_time", Float, nullable=False),
+    Column("run", BigInteger, ForeignKey("run.id")),
+)
+"""What was found about an endpoint; of one engine, the same finding of the same block once."""
+
+TURN = Table(
+    "turn",
+    metadata,
+    Column("run", BigInteger, ForeignKey("run.id"), primary_key=True, autoincrement=False),
+    Column("endpoint", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("event_time", Float, nullable=False),
+    Column("champion", Text, nullable=False),
+    Column("facts", JsonText, nullable=False),
+    Column("taken", Float),
+    Column("outcome", Line, nullable=False),
+)
+"""The runs that an endpoint's loop has added by itself."""
+
+DECISION = Table(
+    "decision",
+    metadata,
+    Column("run", BigInteger, ForeignKey("run.id"), primary_key=True, autoincrement=False),
+    Column("endpoint", Text, nullable=False),
+    Column("verdict", Text, nullable=False),
+    Column("reasons", JsonText, nullable=False),
+    Column("missing", JsonText, nullable=False),
+    Column("champion", Text, nullable=False),
+    Column("challenger", Text, nullable=False),
+    Column("execution", Text, ForeignKey("execution.id")),
+    Column("artifact", Text, nullable=False),
+    Column("look", Integer, nullable=False),
+    Column("created", Float, nullable=False),
+    Column("event_time", Float, nullable=False),
+    Column("applied", Float),
+    Column("outcome", Line, nullable=False),
+)
+"""What the gate said of a challenger; `applied` when something came of it."""
+
+PROMOTION = Table(
+    "promotion",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("endpoint", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("execution", Text, ForeignKey("execution.id")),
+    Column("former", Text, nullable=False),
+    Column("former_execution", Text, ForeignKey("execution.id")),
+    Column("cause", JsonText, nullable=False),
+    Column("created", Float, nullable=False),
+    Column("event_time", Float, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("reason", Line, nullable=False),
+    Column("ended", Float),
+    Column("decision", BigInteger, ForeignKey("decision.run"), unique=True),
+)
+"""An engine that took another's place at an endpoint; a decision leads to one at most."""
+
 EVENT = Table(
     "event",
     metadata,

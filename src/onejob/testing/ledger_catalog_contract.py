@@ -133,6 +133,38 @@ class CatalogContract:
         with pytest.raises(NotFoundError):
             ledger.set_endpoint("nosuch", EndpointState.READY)
 
+    # ---- what came back
+
+    def test_a_segment_is_numbered_once_and_keeps_its_artifact(self, ledger: Ledger) -> None:
+        ledger.want_endpoint("e", artifact="ab" * 32, execution=None, options={})
+        early, late, other = (some_artifact(text, "traffic") for text in ("early", "late", "other"))
+        first = ledger.add_segment("e", late, begins=200.0, ends=260.5, rows=7)
+        second = ledger.add_segment("e", early, begins=100.0, ends=199.0, rows=3)
+        assert ledger.add_segment("e", late, begins=200.0, ends=260.5, rows=7) == first, "twice is once"
+        labels = ledger.add_segment("e", some_artifact("l", "labels"), begins=150.0, ends=300.0, rows=2)
+        assert [first.number, second.number, labels.number] == [1, 2, 3]
+        assert (first.digest, first.kind, first.begins, first.ends, first.rows) == (
+            late.digest,
+            "traffic",
+            200.0,
+            260.5,
+            7,
+        )
+        assert ledger.list_segments("e", kind="traffic") == [first, second], "in the order of sealing"
+        assert ledger.list_segments("e", after=2) == [labels]
+        assert ledger.list_segments("e", since=199.5, until=250.0) == [first, labels]
+        assert ledger.list_segments("e", until=150.0) == [second]
+        assert ledger.list_segments("E") == []
+        with pytest.raises(NotFoundError):
+            ledger.add_segment("nosuch", other, begins=0.0, ends=0.0, rows=0)
+        with pytest.raises(NotFoundError):
+            ledger.get_artifact(other.digest)
+        with pytest.raises(ConflictError, match="came back from the endpoint e"):
+            ledger.drop_artifacts([early.digest])
+        assert ledger.drop_segments("e", [2]) == ledger.drop_segments("e", [2, 3]) == 1
+        ledger.drop_artifacts([early.digest])
+        assert ledger.list_segments("e") == [first]
+
     # ---- log
 
     def test_the_log_is_read_by_subject_and_from_a_number_on(self, ledger: Ledger, clock: Clock) -> None:

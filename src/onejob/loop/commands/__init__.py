@@ -2,9 +2,14 @@
 
 from onejob.loop.commands.explain import diff, why
 from onejob.loop.commands.keep import backup, gc, restore, verify
-from onejob.loop.commands.look import logs, ps, show, trace
-from onejob.loop.commands.run import check, run, stop, up
+from onejob.loop.commands.label import label
+from onejob.loop.commands.logs import logs
+from onejob.loop.commands.look import ps, show, trace
+from onejob.loop.commands.promote import promote, rollback
+from onejob.loop.commands.run import check, run, up
+from onejob.loop.commands.signal import signal
 from onejob.loop.commands.start import demo, doctor, init, schema
+from onejob.loop.commands.stop import stop
 from onejob.loop.factory import open_session as open
 
 __all__ = [
@@ -15,13 +20,17 @@ __all__ = [
     "doctor",
     "gc",
     "init",
+    "label",
     "logs",
     "open",
+    "promote",
     "ps",
     "restore",
+    "rollback",
     "run",
     "schema",
     "show",
+    "signal",
     "stop",
     "trace",
     "up",

@@ -17,6 +17,8 @@ from onejob.loop.resolve import Target, resolve
 from onejob.loop.session import Session
 from onejob.loop.views import Change, DiffView, StepWhy, WhyView
 
+WOULD_BE_CACHED = "would be cached"
+
 
 def why(session: Session, ref: str) -> WhyView:
     """Which component of its key made each step run, or what made it a hit.
@@ -41,9 +43,7 @@ def why(session: Session, ref: str) -> WhyView:
             assert target.endpoint is not None
             made = Target("artifact", digest=target.endpoint.artifact)
             return WhyView(ref, tuple(_why_artifact(session, made, target.endpoint.execution)))
-    raise UsageError(
-        f"a {target.kind} has no key", place=ref, cure="Name a run, a step, a ref, a digest or a job file."
-    )
+    raise UsageError(f"{target.noun} has no key", place=ref, cure="Name a run, a step, a ref, a digest or a job file.")
 
 
 def _why_job(session: Session, target: Target) -> Iterator[StepWhy]:
@@ -51,7 +51,7 @@ def _why_job(session: Session, target: Target) -> Iterator[StepWhy]:
     assert target.path is not None
     job = load_job(target.path)
     for planned in check(session, target.path).steps:
-        verdict = {"cached": "would be cached", "run": "would run"}.get(planned.verdict, "unknown")
+        verdict = {"cached": WOULD_BE_CACHED, "run": "would run"}.get(planned.verdict, "unknown")
         if planned.key is None:
             yield StepWhy(planned.name, None, verdict, planned.reason)
             continue
@@ -100,11 +100,11 @@ def _why_row(session: Session, run: Run, row: StepRow, *, verdict: str = "", rea
     if row.key is None:
         return StepWhy(row.name, run.id, row.state, row.reason)
     components = session.ledger.get_key(row.key)
-    other = session.ledger.last_step_with_other_key(run.job, row.name, row.key, run.id)
+    cached = (row.cached and row.state is StepState.DONE) or verdict == WOULD_BE_CACHED
+    other = None if cached else session.ledger.last_step_with_other_key(run.job, row.name, row.key, run.id)
     changes: tuple[Change, ...] = ()
     if other and other.key:
         changes = _changes(session.ledger.get_key(other.key), components)
-    cached = row.cached and row.state is StepState.DONE
     return StepWhy(
         step=row.name,
         run=run.id,

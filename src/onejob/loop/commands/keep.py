@@ -133,10 +133,11 @@ def _idle_folders(session: Session, plan: GcPlan, before: float) -> Iterator[Pat
 def _kept_runs(session: Session, keep: int) -> set[int]:
     """Runs that go on, and the newest of each job."""
     kept: set[int] = set()
-    counts: dict[str, int] = {}
+    counts: dict[tuple[str, str], int] = {}
     for run in session.ledger.list_runs():
-        counts[run.job] = counts.get(run.job, 0) + 1
-        if counts[run.job] <= keep or run.state in (RunState.QUEUED, RunState.RUNNING):
+        line = (run.job, run.cause.get("kind", ""))  # runs that the loop adds must not push out those of a person
+        counts[line] = counts.get(line, 0) + 1
+        if counts[line] <= keep or run.state in (RunState.QUEUED, RunState.RUNNING):
             kept.add(run.id)
     return kept
 

@@ -1,17 +1,16 @@
-"""Commands that look: ps, show, logs, trace. Nothing changes."""
+"""Commands that look: ps, show, trace. Nothing changes."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from onejob.core.artifact import Json, short
+from onejob.core.records import Execution
 from onejob.core.state import EndpointState
 from onejob.errors import NotFoundError, UsageError
 from onejob.loop.commands.run import load_job
-from onejob.loop.endpoints import newest_host
-from onejob.loop.lineage import lineage
+from onejob.loop.lineage import lineage, producer
 from onejob.loop.reconcile import OPEN
 from onejob.loop.resolve import Target, resolve
 from onejob.loop.session import Session
@@ -22,11 +21,11 @@ from onejob.loop.snapshots import (
     metrics_of,
     run_view,
 )
+from onejob.loop.traffic import told_of
 from onejob.loop.views import ListView, Node, ShowView, TraceView
 from onejob.monitor.collect import series_of, summary_of
 
 NEWEST = 10
-POLL = 0.2
 
 
 def ps(session: Session, all: bool = False) -> ListView:
@@ -114,10 +113,23 @@ def _show_endpoint(session: Session, ref: str, target: Target) -> ShowView:
         "endpoint",
         endpoint=endpoint_view(session, endpoint),
         artifacts=(artifact_view(session, endpoint.artifact),),
+        executions=tuple(execution_view(session, e) for e in _makers(session, endpoint.artifact, endpoint.execution)),
         lineage=tuple(lineage(session, endpoint.artifact, endpoint.execution)),
         metrics={"requests": tuple(series_of(folder))},
-        details=summary_of(folder),
+        details={**summary_of(folder), **told_of(session, endpoint)},
     )
+
+
+def _makers(session: Session, digest: str, execution: str | None) -> Iterator[Execution]:
+    """What tells of a served model in figures: the step that trained it, and the step that chose it."""
+    made = producer(session, digest, execution)
+    if made is None:
+        return
+    checkpoint = made.inputs.get("checkpoint")
+    trained = producer(session, checkpoint) if checkpoint else None
+    if trained:
+        yield trained
+    yield made
 
 
 def _show_request(session: Session, ref: str, target: Target) -> ShowView:
@@ -152,42 +164,3 @@ def _request_chain(session: Session, target: Target) -> list[Node]:
     endpoint = Node(1, "endpoint", target.endpoint.name, record["digest"], f"answered by {short(record['digest'])}")
     made = target.endpoint.execution if record["digest"] == target.endpoint.artifact else None
     return [head, endpoint, *lineage(session, record["digest"], record.get("execution") or made, 2)]
-
-
-def logs(session: Session, ref: str, follow: bool = False) -> Iterator[str]:
-    """The lines that a step, every step of a run, or an endpoint's host printed; with `follow`, also those to come."""
-    target = resolve(session, ref)
-    paths = list(_log_paths(session, target))
-    if not any(path.exists() for _, path in paths):
-        raise NotFoundError("there is no log", place=ref, cure="A step has a log once it has started.")
-    for name, path in paths:
-        yield from _lines(path, f"{name} | " if len(paths) > 1 else "", follow and path == paths[-1][1])
-
-
-def _log_paths(session: Session, target: Target) -> Iterator[tuple[str, Path]]:
-    if target.endpoint:
-        folder = session.home.endpoint(target.endpoint.name)
-        _, number = newest_host(folder)
-        yield target.endpoint.name, folder / f"host-{number}" / "log"
-        return
-    if target.execution:
-        yield target.execution.step, session.home.work(target.execution.id) / "log"
-        return
-    run = target.run or newest_run(session, target.path)
-    for row in session.ledger.list_steps(run.id):
-        if row.execution and (target.step is None or target.step.name == row.name):
-            yield row.name, session.home.work(row.execution) / "log"
-
-
-def _lines(path: Path, prefix: str, follow: bool) -> Iterator[str]:
-    if not path.exists():
-        return
-    with path.open("r", errors="replace") as file:
-        while True:
-            line = file.readline()
-            if line:
-                yield prefix + line.rstrip("\n")
-            elif not follow or (path.parent / "exit.json").exists():
-                return
-            else:
-                time.sleep(POLL)

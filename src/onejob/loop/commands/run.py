@@ -1,14 +1,17 @@
-"""Commands that make things happen: check, run, up, stop."""
+"""Commands that make things happen: check, run, up."""
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
+import random
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -23,26 +26,28 @@ from onejob.errors import (
     CancelledError,
     ConflictError,
     JobFileError,
-    NotFoundError,
     OnejobError,
     UnavailableError,
     UsageError,
     from_json,
 )
-from onejob.loop.endpoints import newest_host, tend_endpoint
+from onejob.loop.closing import watch_service
 from onejob.loop.keys import Keyed, code_of, key_of, source_artifact
 from onejob.loop.planning import RUN, STAGES, plan_job
-from onejob.loop.reconcile import OPEN, missing_outputs, reconcile
-from onejob.loop.resolve import resolve
+from onejob.loop.reconcile import OPEN, Outlook, missing_outputs, reconcile
 from onejob.loop.session import Session
 from onejob.loop.snapshots import ended, run_view
-from onejob.loop.views import CheckView, PlannedStep, RunView, StopView
+from onejob.loop.views import CheckView, PlannedStep, RunView
 from onejob.monitor.collect import collect_once
 from onejob.monitor.spec import Spec as Monitor
 from onejob.runs.spec import secret_values
 
-QUICK, SLOW = 0.03, 0.25
-"""Seconds between passes: quick while something has just changed, slow after that."""
+QUICK, SLOW, IDLE = 0.03, 0.25, 1.0
+"""Seconds between passes: quick while something has just changed, slow after that, idle where only others can change
+anything (fifty runs may be waiting for the same two slots)."""
+SERVICE = 60.0
+"""Seconds between two looks at how fast the error budgets burn."""
+LONGEST = {Outlook.MOVED: QUICK, Outlook.WORKING: SLOW, Outlook.WAITING: IDLE}
 
 
 def load_job(path: str | Path, sets: Sequence[str] = ()) -> Job:
@@ -155,7 +160,7 @@ def run(
     plan = plan_job(job)
     forced = forced_steps(plan, force, start_from)
     warnings = preflight(job, plan)
-    made = _continue(session, job, plan, forced) or _add(session, job, plan, forced)
+    made = (None if detach else _continue(session, job, plan, forced)) or _add(session, job, plan, forced, detach)
     for text in warnings:
         session.ledger.add_event(f"run/{made.id}", "warning", {"text": text})
     if detach:
@@ -200,23 +205,39 @@ def preflight(job: Job, plan: Plan) -> list[str]:
 
 
 def _continue(session: Session, job: Job, plan: Plan, forced: tuple[str, ...]) -> Run | None:
-    """An interrupted run of this very job, if there is one; interrupted runs of other versions of it are ended."""
-    wanted = _fingerprint(job, plan)
+    """An interrupted run of this very job, if there is one; interrupted runs of other versions of it are ended.
+
+    Runs that wait for `onejob up` are not interrupted: nobody has begun them, and each was asked for.
+    """
+    wanted, found = _fingerprint(job, plan), None
     for old in session.ledger.list_runs(job=job.name, states=OPEN):
-        if old.project != str(job.project) or old.cause.get("detached") or session.hold("run", old.id) is None:
+        if old.project != str(job.project) or old.cause.get("detached") or not session.is_free(old.lease):
             continue
-        if old.cause.get("fingerprint") == wanted and old.forced == forced:
-            return old
-        session.ledger.cancel_run(old.id)
-    return None
+        if old.cause.get("kind", "person") != "person":
+            continue  # a run of the endpoint's own loop: `onejob up` goes on with it
+        if session.hold("run", old.id) is None:
+            continue
+        if found is None and old.cause.get("fingerprint") == wanted and old.forced == forced:
+            found = old
+        else:
+            cancel(session, old.id)
+    return found
 
 
-def _add(session: Session, job: Job, plan: Plan, forced: tuple[str, ...]) -> Run:
+def cancel(session: Session, run: int) -> None:
+    """Ask for a run to be cancelled, unless it has just ended."""
+    with contextlib.suppress(ConflictError):
+        session.ledger.cancel_run(run)
+    session.drop("run", run)
+
+
+def _add(session: Session, job: Job, plan: Plan, forced: tuple[str, ...], detached: bool) -> Run:
     cause = {
         "kind": "person",
         "user": _user(),
         "command": " ".join(sys.argv),
         "fingerprint": _fingerprint(job, plan),
+        **({"detached": True} if detached else {}),
     }
     new = NewRun(job.name, str(job.project), job.to_json(), plan, cause, forced)
     return session.ledger.add_run(new)
@@ -235,28 +256,33 @@ def _user() -> str:
 
 def _drive(session: Session, run: int, on_view: Callable[[RunView], None] | None) -> None:
     """Pass after pass until the run has ended; a signal cancels it, and its steps save what they have."""
-    wait, last = QUICK, None
+    wait = QUICK
     with _signals() as asked:
         while True:
             if asked and not ended(session.ledger.get_run(run)):
-                session.ledger.cancel_run(run)
-            reconcile(session, [run])
+                cancel(session, run)
+            outlook = reconcile(session, [run])
             now = session.ledger.get_run(run)
-            view = run_view(session, now)
             if on_view:
-                on_view(view)
-            if ended(now) and not _leftovers(session, run):
+                on_view(run_view(session, now))
+            if ended(now) and not leftovers(session, run):
                 return
-            marks = [(step.name, step.state, step.reason) for step in view.steps]
-            wait = QUICK if marks != last else min(SLOW, wait * 1.3)
-            last = marks
+            wait = pause(outlook, wait, random.random())
             time.sleep(wait)
 
 
-def _leftovers(session: Session, run: int) -> bool:
-    """Whether executions that this run started are still ending (they were cancelled with it)."""
+def pause(outlook: Outlook, before: float, chance: float) -> float:
+    """Seconds to the next pass: ever longer while nothing changes; a little off the beat where many may wait (pure)."""
+    longest = LONGEST[outlook]
+    wait = min(longest, before * 1.3)
+    return wait * (0.75 + chance / 2) if outlook is Outlook.WAITING else wait
+
+
+def leftovers(session: Session, run: int) -> bool:
+    """Whether executions are still ending that this run started, or that we were about to end (of a run before it)."""
     live = session.ledger.list_executions(states=[ExecutionState.CLAIMED, ExecutionState.RUNNING])
-    return any(e.run == run and not session.ledger.attached_runs(e.id) for e in live)
+    ours = [e for e in live if session.is_here(e.host) and (e.run == run or ("execution", e.id) in session.held)]
+    return any(not session.ledger.attached_runs(e.id) for e in ours)
 
 
 @contextmanager
@@ -281,28 +307,36 @@ def _signals() -> Iterator[list[int]]:
 
 
 def up(session: Session, on_view: Callable[[RunView], None] | None = None, *, passes: int | None = None) -> None:
-    """The same loop for ever: every run, every endpoint; SIGTERM or Ctrl-C ends the loop, not what it looks after."""
+    """The same loop for ever: every run, every endpoint; SIGTERM or Ctrl-C ends the loop, not what it looks after.
+
+    Nothing that goes wrong ends it either: it is logged, and tried again ever more seldom.
+    """
     collect = _collector(session)
+    watched: set[int] = set()
     with _signals() as asked:
-        watched: set[int] = set()
         while not asked and (passes is None or passes > 0):
             passes = passes - 1 if passes is not None else None
-            reconcile(session)
-            collect()
-            watched |= {run.id for run in session.ledger.list_runs(states=OPEN)}
-            for run_id in sorted(watched) if on_view else ():
-                now = session.ledger.get_run(run_id)
-                on_view(run_view(session, now))  # type: ignore[misc]
-                if ended(now):
-                    watched.discard(run_id)
+            session.troubles.guard("the loop", partial(reconcile, session))
+            session.troubles.guard("collecting", collect)
+            if on_view:
+                session.troubles.guard("showing", partial(_show_runs, session, watched, on_view))
             time.sleep(SLOW)
-    for (what, key), lease in list(session.held.items()):
-        session.ledger.release(what, key, lease.token)
+    session.troubles.guard("releasing", session.release)
+
+
+def _show_runs(session: Session, watched: set[int], on_view: Callable[[RunView], None]) -> None:
+    watched |= {run.id for run in session.ledger.list_runs(states=OPEN)}
+    for run in sorted(watched):
+        now = session.ledger.get_run(run)
+        on_view(run_view(session, now))
+        if ended(now):
+            watched.discard(run)
 
 
 def _collector(session: Session) -> Callable[[], None]:
     """Collects each endpoint's counters at its interval."""
     due: dict[str, float] = {}
+    service_due: dict[str, float] = {}
 
     def collect() -> None:
         for endpoint in session.ledger.list_endpoints():
@@ -311,57 +345,8 @@ def _collector(session: Session) -> Callable[[], None]:
                 spec = Monitor(**endpoint.options.get("monitor", {}))
                 due[endpoint.name] = now + spec.interval
                 collect_once(session.home.endpoint(endpoint.name), now, every=spec.interval, keep=spec.keep)
+                if now >= service_due.get(endpoint.name, 0):
+                    service_due[endpoint.name] = now + SERVICE
+                    watch_service(session, endpoint.name)
 
     return collect
-
-
-# ---- stop --------------------------------------------------------------------------------------------------------
-
-
-def stop(session: Session, ref: str, now: bool = False) -> StopView:
-    """Stop a run or an endpoint, and wait until it has stopped; steps save what they have, requests are answered."""
-    target = resolve(session, ref)
-    if target.kind == "endpoint" and target.endpoint:
-        return _stop_endpoint(session, target.endpoint.name, now)
-    stopped = target.run
-    if target.kind == "job" and target.path:
-        job = load_job(target.path)
-        stopped = next(iter(session.ledger.list_runs(job=job.name, states=OPEN)), None)
-        if stopped is None:
-            if session.ledger.get_endpoint(job.name):
-                return _stop_endpoint(session, job.name, now)
-            raise NotFoundError(f"nothing of {job.name!r} is running", place=ref)
-    if stopped is None:
-        raise UsageError(f"a {target.kind} can't be stopped", place=ref, cure="Name a run or an endpoint.")
-    if ended(stopped):
-        return StopView(ref, "run", stopped.state, "it had ended already")
-    session.ledger.cancel_run(stopped.id)
-    if now:
-        _kill(session, stopped.id)
-    while _leftovers(session, stopped.id):
-        reconcile(session, [])
-        time.sleep(QUICK)
-    return StopView(ref, "run", session.ledger.get_run(stopped.id).state)
-
-
-def _kill(session: Session, run: int) -> None:
-    """SIGKILL to what a cancelled run has started, and nobody else wants."""
-    for execution in session.ledger.list_executions(states=[ExecutionState.CLAIMED, ExecutionState.RUNNING]):
-        if execution.run == run and execution.handle and not session.ledger.attached_runs(execution.id):
-            session.executors[execution.executor].cancel(execution.handle, now=True)
-
-
-def _stop_endpoint(session: Session, name: str, now: bool = False) -> StopView:
-    endpoint = session.ledger.get_endpoint(name)
-    assert endpoint is not None
-    if endpoint.state == EndpointState.STOPPED:
-        return StopView(name, "endpoint", endpoint.state, "it had stopped already")
-    session.ledger.set_endpoint(name, EndpointState.STOPPING)
-    host, _ = newest_host(session.home.endpoint(name))
-    if now and host is not None:
-        session.executors["local"].cancel(host, now=True)
-    while (endpoint := tend_endpoint(session, name)).state == EndpointState.STOPPING:
-        time.sleep(QUICK)
-    if endpoint.state != EndpointState.STOPPED:
-        raise ConflictError(f"endpoint {name} was started again meanwhile", place=name)
-    return StopView(name, "endpoint", endpoint.state)

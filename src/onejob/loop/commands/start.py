@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import json
 import platform
 import re
+import shlex
 import shutil
 import urllib.request
 from collections.abc import Callable
@@ -25,6 +27,8 @@ from onejob.loop.views import DemoView, DoctorView, InitView, RunView
 from onejob.machines.environment import python_version
 
 SAMPLE = 2000
+YES_AND_NO = frozenset({"0", "1", "0.0", "1.0", "true", "false"})
+"""Values that a label of two answers has; two words are the names of two classes, as are any more."""
 FEW = 20
 """A text column with at most this many distinct values in the sample, or numbers with as few, count as categories."""
 
@@ -42,7 +46,7 @@ def demo(session: Session, name: str, folder: str | Path, on_view: Callable[[Run
     if view.endpoint and view.endpoint.url:
         url = f"{view.endpoint.url}/v1/models/{view.endpoint.name}:predict"
         answer = ask(url, question)
-        command = f"curl -s {url} -d @{place / 'example_request.json'}"
+        command = f"curl -s {url} -d {shlex.quote(f'@{place}/example_request.json')}"
     return DemoView(
         name=name,
         folder=str(place),
@@ -50,7 +54,7 @@ def demo(session: Session, name: str, folder: str | Path, on_view: Callable[[Run
         question=question,
         answer=answer,
         command=command,
-        tries=_tries(name, place, answer.get("onejob_request_id", "")),
+        tries=_tries(view, place, answer.get("onejob_request_id", "")),
     )
 
 
@@ -81,14 +85,20 @@ def ask(url: str, question: Json) -> dict[str, Json]:
     return {**answer, **ids}
 
 
-def _tries(name: str, place: Path, request: str) -> tuple[str, ...]:
+def _tries(view: RunView, place: Path, request: str) -> tuple[tuple[str, str], ...]:
+    """Commands that work as they stand, from the folder where the demo was called."""
+    folder, job = shlex.quote(str(place)), shlex.quote(str(place / "job.toml"))
+    served = view.endpoint.name if view.endpoint else ""
+    endpoint = (f"onejob show {served}", "the model's figures, the engines it was chosen from, requests and latency")
+    stop = (f"onejob stop {served}", "end the endpoint")
     return (
-        f"onejob show {name}                what is served, and how it is asked",
-        *([f"onejob trace {request}   from that answer back to the source files"] if request else []),
-        f"onejob why {place}/job.toml     why each step ran, or didn't have to",
-        f"onejob run {place}              again: nothing has changed, so nothing runs",
-        f"onejob run {place} --set train.epochs=6",
-        f"onejob stop {name}                end the endpoint",
+        *([endpoint] if served else []),
+        *([(f"onejob trace {request}", "from that answer back to the source files")] if request else []),
+        (f"onejob show {view.run}", "the run: what each step made and measured, with curves"),
+        (f"onejob run {folder}", "again: nothing has changed, so nothing runs"),
+        (f"onejob run {folder} --set train.epochs=6", "one value changed: only what depends on it runs"),
+        (f"onejob why {job}", "what would run now, and why"),
+        *([stop] if served else []),
     )
 
 
@@ -113,6 +123,7 @@ def init(folder: str | Path, name: str | None = None, source: str | Path | None 
         "categories": "[]",
         "numbers": "[]",
         "metric": "auc",
+        "model": "",
         **values,
     }
     for key, value in values.items():
@@ -124,6 +135,10 @@ def init(folder: str | Path, name: str | None = None, source: str | Path | None 
 
 def _guess(path: Path) -> tuple[dict[str, str], tuple[str, ...]]:
     """Label, categories and numbers of a CSV file, from its first rows; every guess is told."""
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.csv")], 1)
+        cure = f"Did you mean {str(path.parent / near[0])!r}?" if near else "Name a CSV file that is there."
+        raise SourceError("there is no such file", place=str(path), cure=cure)
     try:
         with path.open(newline="") as file:
             rows = [row for _, row in zip(range(SAMPLE), csv.DictReader(file), strict=False)]
@@ -138,15 +153,17 @@ def _guess(path: Path) -> tuple[dict[str, str], tuple[str, ...]]:
     categories = [name for name in features if kinds[name] == "category"]
     numbers = [name for name in features if kinds[name] == "number"]
     left = [name for name in features if kinds[name] == "text"]
+    metric, model = _guess_task({row[label] for row in rows}, kinds[label])
     notes = [
-        f"the label is {label!r}",
+        f"the label is {label!r}, judged by {metric}",
         f"categories: {', '.join(categories) or 'none'}",
         f"numbers: {', '.join(numbers) or 'none'}",
     ]
     if left:
         notes.append(f"left out, since nearly every value is another: {', '.join(left)}")
     values = {
-        "metric": _guess_metric({row[label] for row in rows}, kinds[label]),
+        "metric": metric,
+        "model": model,
         "source": json.dumps(str(path.resolve()), ensure_ascii=False),
         "label": json.dumps(label, ensure_ascii=False),
         "categories": json.dumps(categories, ensure_ascii=False),
@@ -171,11 +188,24 @@ def _guess_label(columns: list[str], kinds: dict[str, str]) -> str:
     return next((name for name in reversed(columns) if kinds[name] != "text"), columns[-1])
 
 
-def _guess_metric(labels: set[str | None], kind: str) -> str:
-    """What to judge by: two answers, several, or a quantity."""
-    if len(labels - {None, "", "NA"}) <= 2:
-        return "auc"
-    return "r2" if kind == "number" else "accuracy"
+def _guess_task(labels: set[str | None], kind: str) -> tuple[str, str]:
+    """What to judge by; and where the values alone don't tell what is learnt, a line that does.
+
+    Whole numbers may be classes or a quantity. Yes or no (as a table's reader knows it) is judged by AUC, names of
+    classes by accuracy, a quantity by R2.
+    """
+    present = {str(label).lower() for label in labels - {None, "", "NA"}}
+    if present <= YES_AND_NO:
+        return "auc", ""
+    if kind == "text" or not all(map(_is_number, present)):
+        return "accuracy", ""
+    if all(label.lstrip("-").isdecimal() for label in present):
+        task, metric = ("multiclass", "accuracy") if len(present) <= FEW else ("regression", "r2")
+        return (
+            metric,
+            f'# or "{"regression" if task == "multiclass" else "multiclass"}"\nmodel = {{ task = "{task}" }}\n',
+        )
+    return "r2", ""
 
 
 def _is_number(text: str) -> bool:

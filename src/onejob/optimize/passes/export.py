@@ -60,6 +60,7 @@ def _meta(family: str, checkpoint: InputArtifact) -> dict[str, Json]:
         "precision": "fp32",
         "options": {"opset": OPSET},
         "model": checkpoint.meta["model"],
+        "columns": checkpoint.meta.get("columns"),
     }
 
 

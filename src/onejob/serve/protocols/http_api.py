@@ -7,25 +7,35 @@ request's id and the engine's digest, so that `onejob trace` can walk from an an
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 import numpy as np
 
 from onejob.core.artifact import Json, canonical
 from onejob.core.counters import Counters, Snapshots
-from onejob.errors import BadRequestError, OnejobError, OverloadedError
+from onejob.errors import (
+    BadRequestError,
+    NotFoundError,
+    OnejobError,
+    OverloadedError,
+    StorageFullError,
+    StoreError,
+)
 from onejob.serve import describe, metrics
 from onejob.serve.batch import Item
+from onejob.serve.labels import Batch, parse
 from onejob.serve.protocols import kserve
 from onejob.serve.protocols.http import MAX_BODY, Exchange, TooLargeError, inflate
 from onejob.serve.service import VERSION, Service, status_of
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Route = Callable[[Exchange], None]
 Encode = Callable[[Exchange, Item], None]
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
@@ -41,6 +51,7 @@ class Api:
         self._service = service
         self._max_body = max_body
         self._engine_line = f"x-onejob-engine: {service.identity.digest}\r\n".encode()
+        self._extras = service.identity.roles.extras
         self._tasks: set[asyncio.Task[None]] = set()
         self._routes = self._make_routes()
 
@@ -89,6 +100,7 @@ class Api:
             }
         for verb in ("load", "unload"):
             routes[f"/v2/repository/models/{name}/{verb}".encode()] = {b"POST": self._no_load}
+        routes[f"/v1/models/{name}/labels".encode()] = {b"POST": self._labels}
         routes[f"/v1/models/{name}:predict".encode()] = {b"POST": self._predict}
         routes[f"/v1/models/{name}".encode()] = {b"GET": self._v1_ready}
         return routes | {path + b"/": methods for path, methods in routes.items() if path == b"/v2"}
@@ -130,14 +142,40 @@ class Api:
 
         self._with_counters(exchange, answer)
 
+    def _labels(self, exchange: Exchange) -> None:
+        """Take labels; on a thread of its own, since it waits for the disk."""
+        log = self._service.labels
+        if log is None:
+            raise NotFoundError("this endpoint takes no labels", cure="Add a [monitor] table to its job.")
+        kind = exchange.headers.get(b"content-type", b"").decode("latin-1")
+        strict = b"strict=true" in exchange.url.partition(b"?")[2].split(b"&")
+        data = self._body(exchange)
+
+        def take() -> Batch:
+            rows, text = parse(data, kind)
+            return log.take(rows, text=text, strict=strict)
+
+        def answer(batch: Batch) -> None:
+            status = 422 if strict and batch.refused else 200
+            exchange.reply(status, canonical(batch.to_json(accepted=len(batch.labels))))
+
+        self._aside(exchange, take, answer)
+
     def _with_counters(self, exchange: Exchange, answer: Callable[[Counters, Snapshots], None]) -> None:
-        async def work() -> None:
+        self._aside(exchange, self._service.all_counters, lambda found: answer(*found))
+
+    def _aside(self, exchange: Exchange, work: Callable[[], T], answer: Callable[[T], None]) -> None:
+        """Do what waits for a disk on another thread, and answer then."""
+
+        async def run() -> None:
             try:
-                answer(*await asyncio.to_thread(self._service.all_counters))
+                answer(await asyncio.to_thread(work))
+            except OSError as error:
+                self._fault(exchange, _disk(error))
             except Exception as error:
                 self._fault(exchange, error)
 
-        task = asyncio.get_running_loop().create_task(work())
+        task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -148,7 +186,9 @@ class Api:
             body, length = self._body(exchange), _header_length(exchange)
             model = self._service.model
             name = self._service.identity.name
-            request = kserve.decode_infer(body, length, name, model.inputs, model.outputs, raw=model.raw)
+            request = kserve.decode_infer(
+                body, length, name, model.inputs, model.outputs, raw=model.raw, extras=self._extras
+            )
             if request.id and b"x-request-id" not in exchange.headers and _proper_id(request.id):
                 exchange.request_id = request.id
             return request.arrays, request.timeout_us * 1000, partial(self._answer_infer, request=request)
@@ -157,8 +197,9 @@ class Api:
 
     def _predict(self, exchange: Exchange) -> None:
         def decode() -> tuple[Mapping[str, kserve.Column], int, Encode]:
-            model = self._service.model
-            return kserve.decode_predict(self._body(exchange), model.inputs, raw=model.raw), 0, self._answer_predict
+            model, body = self._service.model, self._body(exchange)
+            columns = kserve.decode_predict(body, model.inputs, raw=model.raw, extras=self._extras)
+            return columns, 0, self._answer_predict
 
         self._run(exchange, decode)
 
@@ -172,6 +213,7 @@ class Api:
                 lambda done: self._settled(exchange, done, encode),
                 received=exchange.received,
                 timeout_ns=timeout_ns or None,
+                size=len(exchange.body),
             )
         except Exception as error:
             status = self._fault(exchange, error)
@@ -210,7 +252,8 @@ class Api:
         if encoding in (b"", b"identity"):
             return exchange.body
         try:
-            return inflate(exchange.body, encoding, self._max_body)
+            exchange.body = inflate(exchange.body, encoding, self._max_body)
+            return exchange.body
         except TooLargeError:
             raise
         except ValueError as error:
@@ -245,6 +288,15 @@ class Api:
     def _name(self, exchange: Exchange) -> None:
         given = exchange.headers.get(b"x-request-id", b"").decode("latin-1")
         exchange.request_id = given if _proper_id(given) else self._service.ids.make()
+
+
+def _disk(error: OSError) -> StoreError:
+    """The system's words for a disk that is full or broken, as an error that the client understands."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFullError(
+            "no space is left for this", place="disk", cure="Nothing was kept; send it again later."
+        )
+    return StoreError(f"it can't be written: {error.strerror}", place="disk", cure="Nothing was kept.")
 
 
 def _outputs(item: Item) -> Mapping[str, np.ndarray[Any, Any]]:

@@ -48,16 +48,26 @@ def parse_json(body: bytes | memoryview) -> dict[str, Json]:
 
 
 def decode_infer(
-    body: bytes, header_length: int | None, model: str, inputs: Specs, outputs: Specs, *, raw: bool = False
+    body: bytes,
+    header_length: int | None,
+    model: str,
+    inputs: Specs,
+    outputs: Specs,
+    *,
+    raw: bool = False,
+    extras: Sequence[str] = (),
 ) -> InferRequest:
-    """A v2 inference request; `header_length` is the length of its JSON if bytes follow it."""
+    """A v2 inference request; `header_length` is the length of its JSON if bytes follow it.
+
+    `extras` are names that may be among the inputs too, with any datatype, one value a row.
+    """
     if header_length is not None and not 0 <= header_length <= len(body):
         raise BadRequestError(f"Inference-Header-Content-Length {header_length} exceeds the body's {len(body)} bytes")
     view = memoryview(body)
     message = parse_json(body if header_length is None else view[:header_length])
     binary = view[len(body) if header_length is None else header_length :]
     parameters = _object(message.get("parameters", {}), "'parameters'")
-    arrays, used = _decode_inputs(message, binary, header_length is not None, model, inputs, raw)
+    arrays, used = _decode_inputs(message, binary, header_length is not None, model, inputs, raw, extras)
     if used != len(binary):
         raise BadRequestError(f"unexpected additional input data for model '{model}'")
     timeout = parameters.get("timeout", 0)
@@ -97,10 +107,11 @@ def encode_infer(
     return b"".join((text, *parts)), len(text)
 
 
-def decode_predict(body: bytes, inputs: Specs, *, raw: bool) -> Mapping[str, Column]:
+def decode_predict(body: bytes, inputs: Specs, *, raw: bool, extras: Sequence[str] = ()) -> Mapping[str, Column]:
     """A v1 request: `{"instances": [record, …]}`, each a record of the model's inputs, as columns over all of them.
 
-    Raw columns are plain lists: the family's encoding reads them, and says what it can't take.
+    Raw columns are plain lists: the family's encoding reads them, and says what it can't take. `extras` are names that
+    a record may have too; a column of them is there if one record has it, with None where another hasn't.
     """
     instances = parse_json(body).get("instances")
     if not isinstance(instances, list) or not instances:
@@ -116,7 +127,11 @@ def decode_predict(body: bytes, inputs: Specs, *, raw: bool) -> Mapping[str, Col
                 cure = "Give null if it is not known." if raw else ""
                 raise BadRequestError(f"column {name!r} is missing.", place=f"instances[{row}]", cure=cure)
     columns = {name: [instance[name] for instance in instances] for name in inputs}
-    return columns if raw else {name: _column(columns[name], spec) for name, spec in inputs.items()}
+    found: dict[str, Column] = {}
+    for name in extras:
+        if name not in inputs and any(name in instance for instance in instances):
+            found[name] = [instance.get(name) for instance in instances]
+    return {**(columns if raw else {name: _column(columns[name], spec) for name, spec in inputs.items()}), **found}
 
 
 def encode_predict(outputs: Arrays, specs: Specs) -> bytes:
@@ -127,7 +142,13 @@ def encode_predict(outputs: Arrays, specs: Specs) -> bytes:
 
 
 def _decode_inputs(
-    message: Mapping[str, Json], binary: memoryview, framed: bool, model: str, specs: Specs, raw: bool
+    message: Mapping[str, Json],
+    binary: memoryview,
+    framed: bool,
+    model: str,
+    specs: Specs,
+    raw: bool,
+    extras: Sequence[str],
 ) -> tuple[dict[str, np.ndarray[Any, Any]], int]:
     if "inputs" not in message:
         raise BadRequestError("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
@@ -137,13 +158,14 @@ def _decode_inputs(
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     offset = 0
     for entry in entries:
-        name, spec = _known_input(_object(entry, "an input"), model, specs)
+        name, spec, extra = _known_input(_object(entry, "an input"), model, specs, extras)
         if name in arrays:
             raise BadRequestError(f"input '{name}' is there twice for model '{model}'")
-        shape = _check_signature(entry, spec, model, raw)
+        nulls = raw or extra
+        shape = _check_signature(entry, spec, model, nulls)
         size = _binary_size(entry, name, framed)
         if size is None:
-            arrays[name] = tensors.from_json(entry.get("data"), spec.datatype, shape, f"input '{name}'", nulls=raw)
+            arrays[name] = tensors.from_json(entry.get("data"), spec.datatype, shape, f"input '{name}'", nulls=nulls)
             continue
         if offset + size > len(binary):
             raise BadRequestError(
@@ -151,7 +173,7 @@ def _decode_inputs(
             )
         arrays[name] = tensors.from_bytes(binary[offset : offset + size], spec.datatype, shape, f"input '{name}'")
         offset += size
-    if len(arrays) < len(specs):
+    if not arrays.keys() >= specs.keys():
         missing = ", ".join(f"'{name}'" for name in specs if name not in arrays)
         given = ", ".join(f"'{name}'" for name in arrays)
         raise BadRequestError(
@@ -161,13 +183,17 @@ def _decode_inputs(
     return arrays, offset
 
 
-def _known_input(entry: Mapping[str, Json], model: str, specs: Specs) -> tuple[str, TensorSpec]:
+def _known_input(
+    entry: Mapping[str, Json], model: str, specs: Specs, extras: Sequence[str]
+) -> tuple[str, TensorSpec, bool]:
     name = entry.get("name")
     if not isinstance(name, str):
         raise BadRequestError("Unable to parse 'name': an input's name must be a string")
-    if name not in specs:
+    if name in specs:
+        return name, specs[name], False
+    if name not in extras:
         raise BadRequestError(f"unexpected inference input '{name}' for model '{model}'")
-    return name, specs[name]
+    return name, TensorSpec(name, str(entry.get("datatype")), (-1,)), True
 
 
 def _check_signature(entry: Mapping[str, Json], spec: TensorSpec, model: str, raw: bool) -> list[int]:

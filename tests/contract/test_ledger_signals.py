@@ -1,0 +1,7 @@
+"""Signals, turns, decisions and promotions on SQLite and on PostgreSQL pass the contract."""
+
+from onejob.testing.ledger_signals_contract import SignalsContract
+
+
+class TestSqlSignals(SignalsContract):
+    pass
