@@ -56,7 +56,8 @@ def run(context: StepContext) -> None:
         context.warn(f"{scored.truth.strange} labels are none that the model can take: they count as not known")
     context.progress(2, 4, "steps")
     told = _merged(_told(scored), _before(context), rows, options)
-    state = _state(told, "difference", options)
+    rules = options["harm"]
+    state = _state(harm.Harm(rules["alpha"], rules["run_length"]), told, "difference", options)
     reading = harm.read(state)
     probation = _probation(told, options)
     early = warn_early(champion, rows.take(scored.mine), scored.forecast[scored.mine], reference, options)
@@ -204,21 +205,20 @@ def _merged(
 # ---- what it means -----------------------------------------------------------------------------------------------
 
 
-def _state(told: Sequence[Mapping[str, Json]], figure: str, options: Mapping[str, Json]) -> harm.Harm:
+def _state(start: harm.Harm, told: Sequence[Mapping[str, Json]], figure: str, options: Mapping[str, Json]) -> harm.Harm:
     """The blocks that count, with one of their differences."""
     counted = [
         Block(each["block"], each["labelled"], each[figure])
         for each in told
         if each["settled"] and each["labelled"] >= options["block"]["rows_min"] and each.get(figure) is not None
     ]
-    rules = options["harm"]
-    return harm.update_all(harm.Harm(rules["alpha"], rules["run_length"]), counted)
+    return harm.update_all(start, counted)
 
 
 def _probation(told: Sequence[Mapping[str, Json]], options: Mapping[str, Json]) -> gate.Probation | None:
     if options["probation"] is None:
         return None
-    return gate.probation(_state(told, "former_difference", options), options["probation"])
+    return gate.probation(_state(gate.on_probation(), told, "former_difference", options), options["probation"])
 
 
 def _harm_signals(state: harm.Harm, reading: harm.Reading) -> list[dict[str, Json]]:
