@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ from onejob.serve.spool import Spool
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 0.5
+FLUSH_REQUESTS, FLUSH_ROWS = 512, 2048
+"""So many are written at once: what is written soon is still in the processor's caches, and is freed soon. Left to pile
+up for half a second, the same rows cost a request twice as much."""
 MOST_BYTES = 64 << 20
 """Bytes of request bodies that may wait; what is decoded of them takes a few times as much."""
 MOST_ROWS = 100_000
@@ -64,9 +68,10 @@ class Rules:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Record:
-    """An answered request, by reference."""
+    """A request by reference; its id and outputs come when it is answered. Made for each request, so it isn't frozen:
+    that would cost a microsecond."""
 
     request: str
     rows: int
@@ -105,6 +110,8 @@ class Capture:
         self._signature = signature
         self._secret = secret_of(folder) if "hash" in rules.private.values() else b""
         self._fields, self._sources = _fields(signature, rules.private)
+        self._pick_inputs = _picker([one.name for one in self._sources.values() if not one.output])
+        self._pick_outputs = _picker([one.name for one in self._sources.values() if one.output])
         self._meta = {"format": 1, **meta, "columns": signature.roles.to_json(), "private": dict(rules.private)}
         self._meta["rate"] = rules.rate
         self._spool = spool or Spool(self._folder, SEGMENT_SUFFIX)
@@ -117,7 +124,10 @@ class Capture:
         self.dropped = dict.fromkeys(REASONS, 0)
         self.fault = ""
         """Why the last write failed; empty while all is well."""
-        self._ending = threading.Event()
+        self._ending = False
+        self._wake = threading.Event()
+        self._due = FLUSH_ROWS
+        """When so many rows have been added, the thread is woken."""
         self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
 
     def add(self, record: Record) -> None:
@@ -129,13 +139,17 @@ class Capture:
         self._added += record.size
         self._added_rows += record.rows
         self._buffer.append(record)
+        if self._added_rows >= self._due or len(self._buffer) >= FLUSH_REQUESTS:
+            self._due = self._added_rows + FLUSH_ROWS
+            self._wake.set()
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, patience: float = 5.0) -> None:
         """Write and seal the rest; give up on a disk that doesn't answer."""
-        self._ending.set()
+        self._ending = True
+        self._wake.set()
         self._thread.join(patience)
 
     def counts(self) -> dict[str, int]:
@@ -161,7 +175,9 @@ class Capture:
             self._blame(str(error))
 
     def _run(self) -> None:
-        while not self._ending.wait(FLUSH_SECONDS):
+        while not self._ending:
+            self._wake.wait(FLUSH_SECONDS)
+            self._wake.clear()
             self.flush()
         self.flush()
         self.seal()
@@ -208,7 +224,10 @@ class Capture:
     def _encoded(self, records: list[Record]) -> tuple[int, bytes]:
         """The rows that the sampling keeps, as bytes of the stream."""
         counts = np.array([record.rows for record in records])
-        requests = [record.request for record in records for _ in range(record.rows)]
+        single = bool((counts == 1).all())
+        requests = [record.request for record in records]
+        if not single:
+            requests = [request for request, count in zip(requests, counts.tolist(), strict=True) for _ in range(count)]
         keys = [key for record in records for key in record.told.keys_of(record.rows)]
         mode = self._rules.private.get(self._signature.roles.id or "")
         if mode:
@@ -216,10 +235,13 @@ class Capture:
         kept = sampled(self._rules.rate, requests, keys)
         if kept is not None and not len(kept):
             return 0, b""
-        numbers = np.concatenate([np.arange(count) for count in counts])
+        numbers = np.zeros(len(counts), int) if single else np.concatenate([np.arange(count) for count in counts])
         arrived = np.repeat(np.array([record.told.arrived for record in records]), counts)
         times = np.array([time for record in records for time in record.told.times_of(record.rows)])
-        columns = [self._column(field, source, records, kept) for field, source in self._sources.items()]
+        found = self._parts(records)
+        columns = [
+            self._column(*one, parts, records, kept) for one, parts in zip(self._sources.items(), found, strict=True)
+        ]
         if self._stream is None or not self._spool.size:
             self._stream = Stream(self._fields, self._meta)
         if kept is not None:
@@ -227,9 +249,15 @@ class Capture:
             numbers, arrived, times = numbers[kept], arrived[kept], times[kept]
         return len(requests), self._stream.piece(requests, numbers, arrived, times, keys, columns)
 
-    def _column(self, field: Field, source: _Source, records: list[Record], kept: Any) -> Any:
+    def _parts(self, records: list[Record]) -> list[Sequence[Column]]:
+        """For each field, its value in each record."""
+        # two looks into each record, whatever its columns: this is half of what capture costs
+        asked = [self._pick_inputs(record.columns) for record in records]
+        given = [self._pick_outputs(record.outputs) for record in records]
+        return [*zip(*asked, strict=True), *zip(*given, strict=True)]
+
+    def _column(self, field: Field, source: _Source, parts: Sequence[Column], records: list[Record], kept: Any) -> Any:
         """A field's values over all records, those that the sampling keeps."""
-        parts = [source.part(record) for record in records]
         if field.many:
             return _lists(parts, [record.rows for record in records], kept)
         values = _texts(parts) if source.spec.datatype == "BYTES" else _numbers(parts, source.spec)
@@ -259,9 +287,6 @@ class _Source:
     spec: TensorSpec
     output: bool
     hide: bool
-
-    def part(self, record: Record) -> Column:
-        return (record.outputs if self.output else record.columns)[self.name]
 
 
 def check_private(private: Mapping[str, str], signature: Signature) -> None:
@@ -306,14 +331,25 @@ def _fields(signature: Signature, private: Mapping[str, str]) -> tuple[list[Fiel
     return list(sources), sources
 
 
+def _picker(names: Sequence[str]) -> Callable[[Mapping[str, Column]], tuple[Column, ...]]:
+    """Takes these columns out of a record, in their order."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda columns: tuple(columns[name] for name in names)
+
+
 def _texts(parts: Sequence[Column]) -> list[str | None]:
     """Text columns of several requests as one list; a number or truth that was sent as a category is text too."""
-    flat: list[Any] = []
-    for part in parts:
-        flat.extend(part.reshape(-1).tolist() if isinstance(part, np.ndarray) else part)
+    flat = _flat(parts)
     if {str, type(None)}.issuperset(map(type, flat)):
         return flat
     return [_text(value) for value in flat]
+
+
+def _flat(parts: Sequence[Column]) -> list[Any]:
+    if np.ndarray in set(map(type, parts)):
+        parts = [part.reshape(-1).tolist() if isinstance(part, np.ndarray) else part for part in parts]
+    return list(chain.from_iterable(parts))
 
 
 def _text(value: Any) -> str | None:
@@ -330,10 +366,9 @@ def _text(value: Any) -> str | None:
 
 
 def _numbers(parts: Sequence[Column], spec: TensorSpec) -> Any:
-    if all(isinstance(part, np.ndarray) for part in parts):
+    if {np.ndarray}.issuperset(map(type, parts)):
         return np.concatenate([np.asarray(part).reshape(-1) for part in parts])
-    values = chain.from_iterable(part.reshape(-1).tolist() if isinstance(part, np.ndarray) else part for part in parts)
-    return np.array(list(values), dtype=np.float64 if spec.datatype.startswith("FP") else None)  # None becomes NaN
+    return np.array(_flat(parts), dtype=np.float64 if spec.datatype.startswith("FP") else None)  # None becomes NaN
 
 
 def _lists(parts: Sequence[Column], rows: Sequence[int], kept: Any) -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -40,8 +40,7 @@ class Roles:
         return {"label": self.label, "time": self.time, "id": self.id}
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(NamedTuple):
     """When a request arrived (microseconds), and the event time and key of each row, where it said so."""
 
     arrived: int

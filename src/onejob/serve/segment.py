@@ -10,7 +10,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import nanoarrow as na
 import numpy as np
@@ -24,22 +24,22 @@ Array = np.ndarray[Any, Any]
 END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """The stream's end."""
 _TYPES: Mapping[str, tuple[Any, str]] = {
-    "BOOL": (na.bool_(), "bool"),
-    "UINT8": (na.uint8(), "uint8"),
-    "UINT16": (na.uint16(), "uint16"),
-    "UINT32": (na.uint32(), "uint32"),
-    "UINT64": (na.uint64(), "uint64"),
-    "INT8": (na.int8(), "int8"),
-    "INT16": (na.int16(), "int16"),
-    "INT32": (na.int32(), "int32"),
-    "INT64": (na.int64(), "int64"),
-    "FP16": (na.float32(), "float32"),
-    "FP32": (na.float32(), "float32"),
-    "FP64": (na.float64(), "float64"),
-    "BYTES": (na.string(), "object"),
+    "BOOL": (na.c_schema(na.bool_()), "bool"),
+    "UINT8": (na.c_schema(na.uint8()), "uint8"),
+    "UINT16": (na.c_schema(na.uint16()), "uint16"),
+    "UINT32": (na.c_schema(na.uint32()), "uint32"),
+    "UINT64": (na.c_schema(na.uint64()), "uint64"),
+    "INT8": (na.c_schema(na.int8()), "int8"),
+    "INT16": (na.c_schema(na.int16()), "int16"),
+    "INT32": (na.c_schema(na.int32()), "int32"),
+    "INT64": (na.c_schema(na.int64()), "int64"),
+    "FP16": (na.c_schema(na.float32()), "float32"),
+    "FP32": (na.c_schema(na.float32()), "float32"),
+    "FP64": (na.c_schema(na.float64()), "float64"),
+    "BYTES": (na.c_schema(na.string()), "object"),
 }
 """Datatype -> Arrow's type and numpy's; half floats are widened, since few readers know them."""
-_MOMENT = na.timestamp("us", "UTC")
+_TEXT, _ROW, _MOMENT = na.c_schema(na.string()), na.c_schema(na.int32()), na.c_schema(na.timestamp("us", "UTC"))
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Stream:
 
     def __init__(self, fields: Sequence[Field], meta: Mapping[str, Json]) -> None:
         self._fields = tuple(fields)
-        heads = {REQUEST: na.string(), ROW: na.int32(), ARRIVED: _MOMENT, TIME: _MOMENT, KEY: na.string()}
+        heads = {REQUEST: _TEXT, ROW: _ROW, ARRIVED: _MOMENT, TIME: _MOMENT, KEY: _TEXT}
         types = {field.name: _type_of(field) for field in self._fields}
         self._schema = na.c_schema(na.struct({**heads, **types})).modify(metadata={META.encode(): canonical(meta)})
         self._out = io.BytesIO()
@@ -80,7 +80,7 @@ class Stream:
         """One batch; `columns` holds, for each field, values as `_values` takes them."""
         heads = [
             _texts(requests),
-            na.c_array_from_buffers(na.int32(), len(rows), [None, rows.astype(np.int32)]),
+            na.c_array_from_buffers(_ROW, len(rows), [None, rows.astype(np.int32)]),
             na.c_array_from_buffers(_MOMENT, len(rows), [None, arrived.astype(np.int64)]),
             na.c_array_from_buffers(_MOMENT, len(rows), [None, times.astype(np.int64)]),
             _texts(keys),
@@ -135,12 +135,15 @@ def _values(field: Field, column: Any) -> Any:
 
 
 def _texts(values: Sequence[str | None]) -> Any:
-    try:
-        encoded = [b"" if value is None else value.encode() for value in values]
-    except UnicodeEncodeError:  # half a surrogate pair: JSON can hold it, UTF-8 can't
-        encoded = [b"" if value is None else value.encode(errors="replace") for value in values]
-    offsets = np.zeros(len(values) + 1, np.int32)
-    np.cumsum([len(text) for text in encoded], out=offsets[1:])
-    nulls = sum(value is None for value in values)
+    nulls = values.count(None)
+    known = [value or "" for value in values] if nulls else cast(Sequence[str], values)
+    text = "".join(known)
+    data = text.encode(errors="replace")  # half a surrogate pair: JSON can hold it, UTF-8 can't
+    if len(data) == len(text):  # plain ASCII: as many bytes as characters
+        lengths = np.fromiter(map(len, known), np.int32, len(known))
+    else:
+        lengths = np.fromiter((len(value.encode(errors="replace")) for value in known), np.int32, len(known))
+    offsets = np.zeros(len(known) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
     bits = np.packbits([value is not None for value in values], bitorder="little") if nulls else None
-    return na.c_array_from_buffers(na.string(), len(values), [bits, offsets, b"".join(encoded)], null_count=nulls)
+    return na.c_array_from_buffers(_TEXT, len(known), [bits, offsets, data], null_count=nulls)

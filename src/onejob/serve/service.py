@@ -23,7 +23,7 @@ from onejob.errors import (
 )
 from onejob.serve.batch import INLINE_NS, Batcher, Item, Limits
 from onejob.serve.capture import Capture, Record
-from onejob.serve.identify import Roles, Told, identify
+from onejob.serve.identify import Roles, identify
 from onejob.serve.journal import RequestLog
 from onejob.serve.labels import LabelLog
 from onejob.serve.model import Column, ServedModel
@@ -64,15 +64,6 @@ class Recorders:
 
     capture: Capture | None = None
     labels: LabelLog | None = None
-
-
-@dataclass(slots=True)
-class _Asked:
-    """Of a request that waits for its answer, what capture will want."""
-
-    columns: Mapping[str, Column]
-    told: Told
-    size: int
 
 
 class Ids:
@@ -146,7 +137,7 @@ class Service:
         budget = min(timeout_ns or self.limits.timeout_ns, self.limits.timeout_ns)
         item = Item(features, rows, done, received, received + budget, signature)
         if self._capture is not None:
-            item.asked = _Asked(known, told, size)
+            item.asked = Record("", rows, size, told, known, {})
         self.batcher.submit(item)
         return item
 
@@ -166,8 +157,9 @@ class Service:
             self.last_inference = time.time_ns() // 1_000_000
             self._failures = 0
             if self._capture is not None and item.outputs is not None:
-                asked: _Asked = item.asked
-                self._capture.add(Record(request, rows, asked.size, asked.told, asked.columns, item.outputs))
+                record: Record = item.asked
+                record.request, record.outputs = request, item.outputs
+                self._capture.add(record)
         else:
             counters.count(f"failure.{reason_of(error)}")
             counters.count("failure_ns", took)
