@@ -216,12 +216,35 @@ def test_a_block_counts_once_its_labels_were_waited_for(tmp_path: Path) -> None:
     assert all(each["settled"] for each in late["blocks"]), "the horizon has passed"
 
 
+def test_a_block_that_still_runs_does_not_count_though_every_row_has_its_label(tmp_path: Path) -> None:
+    world, days = World(tmp_path), Days(6, 80)
+    spec = rules(block={"rows_min": 20})
+    rows = labelled(world, world.traffic(days), world.labels(days, delay=1), days=5.999, spec=spec)
+    given = {"labelled": rows, "dataset": world.dataset(Days(5, 80, first=-5)), "champion": world.model(1.5)}
+    step = watch_step(spec, family=FAMILY, since=START, **dict.fromkeys(given, ANY))
+    report = report_of(world.run(step, given, "report"))
+    assert [each["settled"] for each in report["blocks"]] == [True] * 5 + [False]
+    assert report["harm"]["reading"]["blocks"] == 5
+
+
+def test_only_what_came_since_the_champion_began_to_serve_counts(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    report = watched(world, Days(10, 80), now=11, model=world.model(1.5), since=START + 5.5 * DAY)
+    assert [(each["block"], each["rows"]) for each in report["blocks"]][:2] == [("2024-01-06", 40), ("2024-01-07", 80)]
+    assert report["harm"]["reading"]["blocks"] == 5
+    none = watched(world, Days(10, 80), now=11, model=world.model(1.5), since=START + 20 * DAY)
+    assert (none["blocks"], none["signals"], none["description"]) == ([], [], [])
+
+
 def test_fresh_labels_are_a_signal(tmp_path: Path) -> None:
     spec = rules(block={"rows_min": 20}, retrain={"labels_min": 400})
     world, days = World(tmp_path), Days(10, 80)
     rows = labelled(world, world.traffic(days), world.labels(days), days=11, spec=spec)
     given = {"labelled": rows, "dataset": world.dataset(Days(5, 80, first=-5)), "champion": world.model(1.5)}
     named = dict.fromkeys(given, ANY)
+    retrained = world.dataset(Days(5, 80, first=-5), extended={"cut": START + 7 * DAY})
+    step = watch_step(spec, family=FAMILY, since=START, **named)
+    assert report_of(world.run(step, {**given, "dataset": retrained}, "report"))["labels"]["fresh"] == 240
     for since, fresh in ((None, 800), (START + 5 * DAY, 400), (START + 6 * DAY, 320)):
         step = watch_step(spec, family=FAMILY, since=START, fresh_from=since, **named)
         report = report_of(world.run(step, given, "report"))
@@ -332,6 +355,23 @@ def test_too_few_blocks_hold_and_say_how_many_are_missing(tmp_path: Path) -> Non
     assert decision["missing"][0] == "2 more blocks"
 
 
+def test_nothing_is_compared_that_either_model_may_have_seen(tmp_path: Path) -> None:
+    world, days, spec = World(tmp_path), Days(40, 80), rules(block={"rows_min": 20})
+    rows = labelled(world, world.traffic(days), world.labels(days), days=41, spec=spec)
+    given = {"labelled": rows, "champion": world.model(0.0), "challenger": world.model(1.5)}
+    past = Days(5, 80, first=-5)
+
+    def first_block(**datasets: InputArtifact) -> str:
+        step = gate_step(spec, family=FAMILY, **dict.fromkeys({**given, **datasets}, ANY))
+        return decision_of(world.run(step, {**given, **datasets}, "decision"))["blocks"][0]["block"]
+
+    early, late = (world.dataset(past, extended={"cut": START + cut * DAY}) for cut in (10, 20.5))
+    assert first_block(dataset=early) == "2024-01-11"
+    assert first_block(dataset=early, champion_dataset=late) == "2024-01-22", "a block that the cut divides is left out"
+    seen = world.dataset(Days(10, 80))
+    assert first_block(dataset=seen) == "2024-01-09", "trained on eight days of the very traffic"
+
+
 def test_a_worse_challenger_is_rejected(tmp_path: Path) -> None:
     world = World(tmp_path)
     decision = judged(world, world.model(1.5), world.model(-0.5), days=Days(40, 80), cut=30, now=41)
@@ -369,6 +409,15 @@ def test_missing_late_labels_hold(tmp_path: Path, first: int, now: float) -> Non
     if first == 20:
         assert any(what.startswith("the traffic trained on") for what in unusual)
     assert "unusual" in " ".join(decision["reasons"])
+
+
+@pytest.mark.parametrize(("missing", "verdict"), [(0.6, "hold"), (0.1, "promote")])
+def test_without_older_blocks_nearly_all_rows_must_have_a_label(tmp_path: Path, missing: float, verdict: str) -> None:
+    world, days = World(tmp_path), Days(10, 200)
+    keep = (days.late == 0) | (np.random.default_rng(2).random(len(days)) >= missing)
+    decision = judged(world, world.model(0.0), world.model(1.5), days=days, cut=0, now=30, keep=keep)
+    assert decision["verdict"] == verdict, decision["reasons"]
+    assert "no older blocks" in decision["gaps"][0]["what"]
 
 
 def test_usual_gaps_in_coverage_don_t_hold(tmp_path: Path) -> None:
@@ -410,6 +459,11 @@ def test_classes_are_watched_and_judged_though_the_challenger_knows_others(tmp_p
     step = watch_step(spec, family=FAMILY, since=START, **dict.fromkeys(given, ANY))
     report = report_of(world.run(step, given, "report"))
     assert report["harm"]["reading"]["mean"] < -0.2, "it beats the shares of the classes"
+    gated = rules(block={"rows_min": 20})
+    given = {"labelled": rows, "dataset": base, "champion": champion, "former": challenger}
+    step = watch_step(gated, family=FAMILY, since=START, **dict.fromkeys(given, ANY))
+    report = report_of(world.run(step, given, "report"))
+    assert report["probation"]["verdict"] == "roll_back", "the former champion was better, by its own classes"
     given = {"labelled": rows, "champion": champion, "challenger": challenger, "dataset": base}
     decision = decision_of(world.run(gate_step(spec, family=FAMILY, **dict.fromkeys(given, ANY)), given, "decision"))
     assert decision["verdict"] == "promote", decision["reasons"]

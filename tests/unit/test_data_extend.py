@@ -133,6 +133,17 @@ def test_times_of_every_type_are_cut(tmp_path: Path, times: list[Any], kept: Any
     assert world.split("holdout")["n"].to_list() == [3, None, None], "a first row from after the cut is held out too"
 
 
+def test_a_zone_of_the_first_dataset_stays_and_the_moment_counts(tmp_path: Path) -> None:
+    world = Extending(tmp_path)
+    world.base = world.base.with_columns(pl.col("t").dt.convert_time_zone("America/New_York").dt.cast_time_unit("ms"))
+    meta = world.run()
+    assert meta["schema"]["t"] == "Datetime(time_unit='ms', time_zone='America/New_York')"
+    utc = world.split("train")["t"].dt.convert_time_zone("UTC").to_list()
+    assert utc[3] == datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
+    assert meta["extended"]["cut"] == START + 2 * DAY
+    assert world.split("holdout")["onejob_request"].to_list() == ["r2", "r3"]
+
+
 def test_rows_whose_time_nobody_knows_stay_with_all_history_only(tmp_path: Path) -> None:
     world = Extending(tmp_path, base={"t": [1, 2, 3]})
     world.run()

@@ -32,6 +32,8 @@ USUAL = 28
 """Blocks before the cut that count as those the challenger was trained on; those before them are the usual."""
 FEW = 20
 """A category with more values than this is not taken apart into slices by itself."""
+UNTOLD = 0.9
+"""The share of rows that must have a label where no older blocks tell what is usual."""
 REPEATS = 3
 """Each request is replayed so often, and its quickest answer counts: a busy machine is no fault of the model."""
 
@@ -167,7 +169,8 @@ def _gaps(duel: Duel, cut: float, rules: gate.Rules) -> tuple[gate.Gap, ...]:
     found = duel.blocks
     due, after = found.due, _after(found, cut)
     before = np.flatnonzero(due & ~after)
-    trained = before[len(before) - min(USUAL, len(before) // 2) :]
+    half = len(before) // 2 if len(before) >= 4 else 0
+    trained = before[len(before) - min(USUAL, half) :]
     usual = before[: len(before) - len(trained)]
     edges = _thirds(duel.score[np.isin(found.grouping.index, usual)])
 
@@ -178,9 +181,20 @@ def _gaps(duel: Duel, cut: float, rules: gate.Rules) -> tuple[gate.Gap, ...]:
         grouping = _only(found.grouping, mask, inside)
         return gate.coverage(grouping, duel.rows.known[inside], duel.score[inside], edges)
 
-    known = coverage(usual)
-    recent = gate.gaps(known, coverage(np.flatnonzero(due & after)), rules, what="the compared traffic")
-    return (*recent, *gate.gaps(known, coverage(trained), rules, what="the traffic trained on"))
+    known, recent = coverage(usual), coverage(np.flatnonzero(due & after))
+    if len(usual) < 2:
+        return _without_usual(recent)
+    compared = gate.gaps(known, recent, rules, what="the compared traffic")
+    return (*compared, *gate.gaps(known, coverage(trained), rules, what="the traffic trained on"))
+
+
+def _without_usual(recent: gate.Coverage) -> tuple[gate.Gap, ...]:
+    """Nobody knows yet what coverage is usual, so a low one is no proof of anything."""
+    if not recent.ids:
+        return ()
+    share = float(recent.shares[:, 0].mean())
+    what = "the compared traffic: all rows (no older blocks tell what is usual)"
+    return (gate.Gap(what, 1.0, share, UNTOLD, share < UNTOLD),)
 
 
 def _thirds(score: Array) -> list[float]:
