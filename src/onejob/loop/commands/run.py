@@ -156,7 +156,19 @@ def run(
 
     An interrupted run of the same job is gone on with; one of another version of the job is ended first.
     """
-    job = load_job(path, sets)
+    return run_job(session, load_job(path, sets), force, start_from, on_view, detach=detach)
+
+
+def run_job(
+    session: Session,
+    job: Job,
+    force: bool = False,
+    start_from: str | None = None,
+    on_view: Callable[[RunView], None] | None = None,
+    *,
+    detach: bool = False,
+) -> RunView:
+    """The same with a job that was read already."""
     plan = plan_job(job)
     forced = forced_steps(plan, force, start_from)
     warnings = preflight(job, plan)

@@ -21,6 +21,7 @@ from onejob.core.plugin import load
 from onejob.core.ports import Support
 from onejob.errors import ConflictError, NotFoundError, OnejobError, SourceError
 from onejob.loop.commands.run import run
+from onejob.loop.commands.year import SEALS, has_year
 from onejob.loop.planning import RUN, STAGES
 from onejob.loop.session import Session
 from onejob.loop.views import DemoView, DoctorView, InitView, RunView
@@ -36,10 +37,20 @@ FEW = 20
 # ---- demo --------------------------------------------------------------------------------------------------------
 
 
-def demo(session: Session, name: str, folder: str | Path, on_view: Callable[[RunView], None] | None = None) -> DemoView:
-    """Copy an example (a file that is there is left as it is), run it, and ask its endpoint one question."""
+def demo(
+    session: Session,
+    name: str,
+    folder: str | Path,
+    on_view: Callable[[RunView], None] | None = None,
+    *,
+    year: bool = False,
+) -> DemoView:
+    """Copy an example (a file that is there is left as it is), run it, and ask its endpoint one question.
+
+    `year` readies the endpoint for `play_year`.
+    """
     place = copy_example(name, Path(folder))
-    view = run(session, place / "job.toml", on_view=on_view)
+    view = run(session, place / "job.toml", SEALS if year and has_year(place) else (), on_view=on_view)
     question = json.loads((place / "example_request.json").read_text())
     answer: Json = {}
     command = ""
@@ -61,9 +72,8 @@ def demo(session: Session, name: str, folder: str | Path, on_view: Callable[[Run
 def copy_example(name: str, folder: Path) -> Path:
     """The example's files, copied where the user can change them; a file that is there already is never overwritten."""
     examples = files("onejob") / "examples"
-    known = sorted(e.name for e in examples.iterdir() if e.is_dir() and e.name not in ("skeleton", "__pycache__"))
-    if name not in known:
-        raise NotFoundError(f"no example is called {name!r}", cure=f"Examples: {', '.join(known)}.")
+    if name not in list_examples():
+        raise NotFoundError(f"no example is called {name!r}", cure=f"Examples: {', '.join(list_examples())}.")
     if folder.exists() and not folder.is_dir():
         raise ConflictError("is a file, not a folder", place=str(folder), cure="Name another with --folder.")
     with as_file(examples / name) as source:
@@ -73,6 +83,12 @@ def copy_example(name: str, folder: Path) -> Path:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
     return folder
+
+
+def list_examples() -> list[str]:
+    """Names of the examples that ship with the package."""
+    folders = (files("onejob") / "examples").iterdir()
+    return sorted(each.name for each in folders if each.is_dir() and each.name not in ("skeleton", "__pycache__"))
 
 
 def ask(url: str, question: Json) -> dict[str, Json]:
