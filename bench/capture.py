@@ -5,8 +5,8 @@
 The model has the shape of the flights' (6 categories, 12 numbers) and the family's own encoding; its graph is small, so
 that the request's path and not the engine is what is measured. The endpoints are asked by turns, a hundred requests
 each, so that what else the machine does meets both alike; a few thousand such requests are a pair, which gives one
-ratio. CPU time is that of all threads of a replica, from the kernel, until capture has written all; requests/s are those
-of one client with four connections, which shares the machine.
+ratio. CPU time is that of all threads of a replica, from the kernel, until capture has written all; requests/s are
+those of one client with four connections, which shares the machine.
 """
 
 from __future__ import annotations
