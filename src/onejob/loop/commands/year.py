@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from onejob.core.spec import Duration, Model
 from onejob.core.state import EndpointState
 from onejob.data.spec import Spec as Data
 from onejob.errors import ConflictError, JobFileError, NotFoundError, UnavailableError, UsageError
+from onejob.loop.champion import dataset_of
 from onejob.loop.closing import RETRAIN, WATCHED, asked, close, scene_of
 from onejob.loop.commands.run import QUICK, SLOW, load_job, run_job
 from onejob.loop.endpoints import tend_endpoint
@@ -218,8 +219,7 @@ class _Game:
         self.constant = constant_forecast(rows.time, self.label, rules.delay, zone, prior, window)
 
     def _training_share(self) -> float:
-        dataset: Callable[..., str] = load("onejob.loop.champion:dataset_of")
-        columns, roles = _split(self.session, dataset(self.session, self.first, None), ("label",))
+        columns, roles = _split(self.session, dataset_of(self.session, self.first, None), ("label",))
         return float(np.mean(self.scorer(self.first).encoding.encode_label(columns[roles["label"]])))
 
     def play(self, month: str, part: slice, on_view: OnView | None) -> Month:
@@ -296,9 +296,17 @@ class _Game:
         digest = self.session.ledger.get_execution(rows.execution).outputs.get("dataset")
         if digest is None:
             return text
-        meta = self.session.ledger.get_artifact(digest).meta
-        captured = (meta.get("extended") or {}).get("captured_rows", 0)
-        return f"{text}, on {meta['splits']['train']['rows']:,} rows ({captured:,} of them captured)"
+        return f"{text}, on {told_rows(self.session.ledger.get_artifact(digest).meta)}"
+
+
+def told_rows(meta: Mapping[str, Json]) -> str:
+    """What a dataset trains on; of a retraining's, how much came back from the endpoint and how much it holds out."""
+    rows = f"{meta['splits']['train']['rows']:,} rows"
+    if not (extended := meta.get("extended")):
+        return f"{rows} from the sources"
+    held = meta["splits"].get("holdout", {}).get("rows", 0)
+    captured = extended["captured_rows"]
+    return f"{rows} ({captured:,} came back, of which the newest {held:,} are held out)"
 
 
 def told_signal(kind: str, block: str, value: float | None, threshold: float | None, evidence: Any) -> str:
@@ -411,7 +419,6 @@ def _scorers(session: Session) -> Iterator[Callable[[str], Any]]:
 
 def ancestry(session: Session, endpoint: Endpoint) -> Iterator[str]:
     """The champion, the run that made it and why, the rows that it learned from, and the first dataset."""
-    dataset_of: Callable[..., str] = load("onejob.loop.champion:dataset_of")
     made = session.ledger.get_execution(endpoint.execution) if endpoint.execution else None
     meta = session.ledger.get_artifact(endpoint.artifact).meta
     yield f"engine {short(endpoint.artifact)}: {meta.get('engine', 'pytorch')} {meta.get('precision', '')}".rstrip()
@@ -421,12 +428,10 @@ def ancestry(session: Session, endpoint: Endpoint) -> Iterator[str]:
         yield f"made by run {made.run}, because of {why}"
     digest = dataset_of(session, endpoint.artifact, endpoint.execution)
     about = session.ledger.get_artifact(digest).meta
-    extended = about.get("extended") or {}
-    captured = f", {extended['captured_rows']:,} of them captured and labelled" if extended else ""
-    yield f"dataset {short(digest)}: {about['splits']['train']['rows']:,} rows to train on{captured}"
-    if extended:
+    yield f"dataset {short(digest)}: trained on {told_rows(about)}"
+    if extended := about.get("extended"):
         base = session.ledger.get_artifact(extended["base"]).meta
-        yield f"base {short(extended['base'])}: {base['splits']['train']['rows']:,} rows from the sources"
+        yield f"its base {short(extended['base'])}: {told_rows(base)}"
 
 
 def drawing(year: Year) -> dict[str, Any]:
