@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -197,6 +198,25 @@ def test_a_parquet_file_by_other_names(session: Session, tmp_path: Path) -> None
     (segment,) = session.ledger.list_segments("flights", kind="labels")
     (found,) = read_labels(files_of(session, [segment]))
     assert (found.key, found.value, found.time) == ("k1", True, 0)
+
+
+def _write_many(folder: Path, who: int) -> None:
+    log = LabelLog(folder, ROLES, None)
+    for n in range(20):
+        log.take([(1, {"id": f"{who}-{n}", "label": 1}), (2, {"id": f"{who}-{n}-b", "label": 0})])
+    log.seal()
+
+
+def test_writers_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_write_many, args=(tmp_path, who)) for who in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    found = read_labels(sealed_in(tmp_path / LABELS))
+    assert len(found) == 120
+    assert len({label.order for label in found}) == 60
 
 
 JOB = """

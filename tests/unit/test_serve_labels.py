@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -192,25 +191,6 @@ def test_the_order_of_batches_survives_a_clock_that_jumps_back_and_another_write
     found = kept(tmp_path)
     assert [label.value for label in found] == [0, 1, 0, 1]
     assert len({label.order for label in found}) == 4
-
-
-def _write_many(folder: Path, who: int) -> None:
-    log = made(folder)
-    for n in range(20):
-        log.take([(1, {"id": f"{who}-{n}", "label": 1}), (2, {"id": f"{who}-{n}-b", "label": 0})])
-    log.seal()
-
-
-def test_writers_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_write_many, args=(tmp_path, who)) for who in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    found = kept(tmp_path)
-    assert len(found) == 120
-    assert len({label.order for label in found}) == 60
 
 
 def test_a_killed_writers_half_line_is_cut(tmp_path: Path) -> None:
