@@ -15,6 +15,8 @@ from onejob.core.ports import Support
 from onejob.errors import CancelledError, JobFileError, NotFoundError, RankError, StoreError
 from onejob.loop import commands
 from onejob.loop.commands.label import LabelView
+from onejob.loop.commands.promote import PromotionView
+from onejob.loop.commands.signal import SignalView
 from onejob.loop.views import (
     ArtifactView,
     BackupView,
@@ -97,7 +99,7 @@ RESULTS: dict[str, tuple[list[str], Any, list[str]]] = {
         RUN,
         ["run 12 is done, 3.4 s", "cached", "the same key as in run 11", "http://127.0.0.1:8080", "warning: train: "],
     ),
-    "up": ([], None, []),
+    "up": (["-q"], None, []),
     "ps": ([], ListView((RUN,), (RUN.endpoint,)), ["cached 1, done 1", "2/2", "1,234"]),
     "show": (
         ["12"],
@@ -166,9 +168,26 @@ RESULTS: dict[str, tuple[list[str], Any, list[str]]] = {
         BackupView("there", 5, 1024, 3),
         ["backed up to there: 3 runs, 5 blobs (1.0 KiB)"],
     ),
+    "signal": (
+        ["flights", "--reason", "new"],
+        SignalView("flights", 7, "a retraining starts"),
+        ["signal 7 for flights: a retraining starts"],
+    ),
+    "promote": (
+        ["flights/engine@challenger"],
+        PromotionView("flights", "ready", "ab" * 32, "cd" * 32, "probation"),
+        ["endpoint flights serves abababababab, in the place of cdcdcdcdcdcd; on probation", "onejob rollback flights"],
+    ),
+    "rollback": (
+        ["flights"],
+        PromotionView("flights", "ready", "ab" * 32, "cd" * 32, "rolled_back", "by hand"),
+        ["endpoint flights serves abababababab again; cdcdcdcdcdcd was rolled back"],
+    ),
     "label": (
         ["flights", "arrived.csv"],
-        LabelView("flights", "arrived.csv", accepted=3, refused=1, rows=({"line": 4, "value": "x", "reason": "is no number"},)),
+        LabelView(
+            "flights", "arrived.csv", accepted=3, refused=1, rows=({"line": 4, "value": "x", "reason": "is no number"},)
+        ),
         ["3 labels for flights, 1 row refused", "is no number"],
     ),
     "restore": ([__file__], BackupView(__file__, 5, 1024, 3), [f"restored from {__file__}: 3 runs, 5 blobs"]),

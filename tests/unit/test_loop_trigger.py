@@ -52,7 +52,7 @@ def test_all_that_ask_are_consumed_by_one_run() -> None:
     ("more", "waits"),
     [
         ({"is_open": True}, "a retraining goes on"),
-        ({"today": 2}, "2 retrainings have started today, and 2 may"),
+        ({"today": 2}, "the budget of 2 a day is used up"),
         ({"last": 98 * DAY}, "the cool-down is over in 5.0 days of event time"),
         ({"fresh": 99}, "99 fresh labels, and 100 are asked"),
         ({"fresh": None}, "nothing was watched since the last retraining"),

@@ -9,7 +9,7 @@ import click
 from rich.columns import Columns
 from rich.console import Group, RenderableType
 
-from onejob.cli import candidates, output, plot, ps, run, trace
+from onejob.cli import candidates, output, plot, ps, run, trace, why
 from onejob.cli.options import Call, verb
 from onejob.core.artifact import Json
 from onejob.errors import from_json
@@ -18,6 +18,8 @@ from onejob.loop.views import ArtifactView, EndpointView, ExecutionView, ShowVie
 
 MOST_PLOTS = 6
 MOST_FILES = 12
+NEWEST = 12
+"""Lines of an endpoint's story that are shown without -v."""
 COUNTS = ("requests", "errors", "rows")
 QUANTILES = ("p50_ms", "p90_ms", "p99_ms")
 """What was counted of an endpoint, in the order in which it is told."""
@@ -53,6 +55,8 @@ def render(view: ShowView, now: float, *, verbose: bool = False) -> RenderableTy
         parts.append(run.render(view.run))
     if view.endpoint:
         parts.append(endpoint(view.endpoint, view.details))
+        if view.story or view.outlook:
+            parts += [output.title("Story"), why.story(view.story if verbose else view.story[-NEWEST:], view.outlook)]
     elif view.details:
         parts.append(details(view.details))
     if view.executions and (verbose or not view.run):

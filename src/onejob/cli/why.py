@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import click
 from rich.console import Group, RenderableType
@@ -11,7 +11,7 @@ from onejob.cli import output
 from onejob.cli.options import Call, verb
 from onejob.core.artifact import Json
 from onejob.loop import commands
-from onejob.loop.views import Change, StepWhy, WhyView
+from onejob.loop.views import Change, StepWhy, StoryLine, WhyView
 
 
 @verb(
@@ -20,6 +20,7 @@ from onejob.loop.views import Change, StepWhy, WhyView
     examples=[
         ("onejob why 12", "each step of run 12: why it ran, or didn't have to"),
         ("onejob why 12/train -v", "one step, with every component of its key"),
+        ("onejob why flights", "the story of an endpoint: signals, runs, decisions of the gate, promotions"),
         ("onejob why flights/job.toml", "what would run now, and why, without running it"),
     ],
 )
@@ -39,6 +40,8 @@ def command(call: Call, ref: str) -> None:
 def render(view: WhyView, *, verbose: bool = False) -> RenderableType:
     """A sentence for each step, and what differs below it."""
     parts: list[RenderableType] = []
+    if view.story or view.outlook:
+        parts += [story(view.story, view.outlook), output.title("The engine that it serves")]
     for step in view.steps:
         parts.append(sentence(step))
         if step.changes:
@@ -53,6 +56,13 @@ def sentence(step: StepWhy) -> str:
     where = f" in run {step.run}" if step.run is not None and not step.verdict.startswith("would") else ""
     against = f"; compared with {step.compared}" if step.compared else ""
     return f"{step.step} {step.verdict}{where}: {step.reason}{against}"
+
+
+def story(lines: Sequence[StoryLine], outlook: str) -> RenderableType:
+    """What happened to an endpoint, by the time of its traffic, and what its loop waits for."""
+    rows = [(output.moment(line.time) if line.time else "", line.kind, line.text) for line in lines]
+    table = output.table(["event time", "what", "it"], rows)
+    return Group(table, output.muted(f"waiting: {outlook}")) if outlook else table
 
 
 def components(step: StepWhy) -> dict[str, Json]:

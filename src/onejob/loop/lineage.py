@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 
-from onejob.core.artifact import Artifact, short
+from onejob.core.artifact import Artifact, Json, short
 from onejob.core.records import Execution
 from onejob.errors import NotFoundError
 from onejob.loop.session import Session
@@ -64,10 +65,20 @@ def _about(artifact: Artifact) -> str:
     match artifact.kind:
         case "dataset":
             splits = meta.get("splits", {})
-            return ", ".join(f"{name} {split['rows']:,} rows" for name, split in splits.items())
+            return ", ".join(f"{name} {split['rows']:,} rows" for name, split in splits.items()) + _extended(meta)
         case "checkpoint":
             train = meta.get("train", {})
             return ", ".join(f"{key} {value:,}" for key, value in train.items() if isinstance(value, int))
         case "engine" | "candidate":
             return f"{meta.get('engine')} {meta.get('precision')}"
     return f"{len(artifact.files)} file{'s' if len(artifact.files) != 1 else ''}"
+
+
+def _extended(meta: Mapping[str, Json]) -> str:
+    """How many of its rows came back from the endpoint, and of which time."""
+    told = meta.get("extended")
+    if not told:
+        return ""
+    moments = [told.get(name) for name in ("begins", "ends")]
+    days = [datetime.datetime.fromtimestamp(at, datetime.UTC).date().isoformat() for at in moments if at is not None]
+    return f"; {told['captured_rows']:,} of them captured" + (f", {' to '.join(days)}" if days else "")

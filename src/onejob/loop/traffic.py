@@ -16,7 +16,7 @@ from onejob.core.artifact import Artifact, FileEntry, Json
 from onejob.core.faults import reach
 from onejob.core.plugin import load
 from onejob.core.records import Endpoint, Segment
-from onejob.core.traffic import CAPTURE, LABELS, OPEN, SEALED
+from onejob.core.traffic import CAPTURE, LABELS, OPEN, SEALED, SECOND
 from onejob.errors import DamagedError, UnavailableError
 from onejob.loop.session import Session
 from onejob.monitor.collect import counted
@@ -116,6 +116,28 @@ def told_of(session: Session, endpoint: Endpoint) -> dict[str, Json]:
         "labels": sum(s.rows for s in labels),
     }
     return {**told, **_coverage(session, endpoint, traffic)} if traffic else told
+
+
+def labels_of(session: Session, endpoint: Endpoint, request: str) -> list[tuple[int, Json, float | None]]:
+    """(row, label or None, when it became known) of each captured row of a request; [] if it wasn't captured."""
+    if not endpoint.options.get("monitor"):
+        return []
+    try:
+        read_traffic: Callable[..., Any] = load("onejob.monitor.capture:read_traffic")
+        read_labels: Callable[..., Any] = load("onejob.monitor.labels:read_labels")
+        join: Callable[..., Any] = load("onejob.monitor.joined:join")
+    except UnavailableError:
+        return []
+    for segment in reversed(session.ledger.list_segments(endpoint.name, kind="traffic")):
+        found = read_traffic(files_of(session, [segment]))
+        rows = [index for index, name in enumerate(found.request.tolist()) if name == request]
+        if not rows:
+            continue
+        labels = session.ledger.list_segments(endpoint.name, kind="labels")
+        joined = join(found.take(rows), read_labels(files_of(session, labels)))
+        known = zip(joined.traffic.row.tolist(), joined.label.tolist(), joined.label_time.tolist(), strict=True)
+        return [(row, label, when / SECOND if label is not None else None) for row, label, when in known]
+    return []
 
 
 def _coverage(session: Session, endpoint: Endpoint, traffic: list[Segment]) -> dict[str, Json]:

@@ -97,7 +97,7 @@ def _waits_for(rules: Rules, facts: Facts, by_hand: bool) -> str:
     if facts.is_open:
         return "a retraining goes on"
     if facts.today >= rules.budget:
-        return f"{facts.today} retrainings have started today, and {rules.budget} may"
+        return f"the budget of {rules.budget} a day is used up"
     if by_hand:
         return ""
     if facts.last is not None and 0 <= facts.now - facts.last < rules.cooldown:

@@ -143,11 +143,26 @@ class StepWhy:
 
 
 @dataclass(frozen=True, slots=True)
+class StoryLine:
+    """Something that happened to an endpoint."""
+
+    time: float
+    """Event time."""
+    kind: str
+    """`signal`, `run`, `gate`, `promotion`, `probation` or `rollback`."""
+    text: str
+    run: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WhyView:
-    """The answer of `why`, one entry a step."""
+    """The answer of `why`, one entry a step; of an endpoint its story too."""
 
     ref: str
     steps: tuple[StepWhy, ...]
+    story: tuple[StoryLine, ...] = ()
+    outlook: str = ""
+    """What the endpoint's loop waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +242,10 @@ class ShowView:
     """Step name -> its lines of metrics, oldest first."""
     details: Mapping[str, Json] = field(default_factory=dict)
     """Anything else worth a line each."""
+    story: tuple[StoryLine, ...] = ()
+    """Of an endpoint: its signals, runs, decisions and promotions."""
+    outlook: str = ""
+    """What the endpoint's loop waits for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from onejob.loop.commands.look import newest_run
 from onejob.loop.commands.run import check, load_job
 from onejob.loop.resolve import Target, resolve
 from onejob.loop.session import Session
+from onejob.loop.story import outlook, story
 from onejob.loop.views import Change, DiffView, StepWhy, WhyView
 
 WOULD_BE_CACHED = "would be cached"
@@ -23,8 +24,8 @@ WOULD_BE_CACHED = "would be cached"
 def why(session: Session, ref: str) -> WhyView:
     """Which component of its key made each step run, or what made it a hit.
 
-    For a run, a step, or an artifact: what happened. For a job file: what happened in its newest run, and for a job
-    that has been changed since, what would happen now.
+    For a run, a step, or an artifact: what happened; for an endpoint its story, too. For a job file: what happened in
+    its newest run, and for a job that has been changed since, what would happen now.
     """
     target = resolve(session, ref)
     match target.kind:
@@ -41,8 +42,10 @@ def why(session: Session, ref: str) -> WhyView:
             return WhyView(ref, tuple(_why_artifact(session, target)))
         case "endpoint":
             assert target.endpoint is not None
-            made = Target("artifact", digest=target.endpoint.artifact)
-            return WhyView(ref, tuple(_why_artifact(session, made, target.endpoint.execution)))
+            endpoint = target.endpoint
+            made = Target("artifact", digest=endpoint.artifact)
+            steps = tuple(_why_artifact(session, made, endpoint.execution))
+            return WhyView(ref, steps, tuple(story(session, endpoint.name)), outlook(session, endpoint.name))
     raise UsageError(f"{target.noun} has no key", place=ref, cure="Name a run, a step, a ref, a digest or a job file.")
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from onejob.core.artifact import Json, short
-from onejob.core.records import Execution
-from onejob.core.state import EndpointState
+from onejob.core.records import Endpoint, Execution, Run
+from onejob.core.state import EndpointState, RunState
 from onejob.errors import NotFoundError, UsageError
 from onejob.loop.commands.run import load_job
 from onejob.loop.lineage import lineage, producer
@@ -21,7 +22,8 @@ from onejob.loop.snapshots import (
     metrics_of,
     run_view,
 )
-from onejob.loop.traffic import told_of
+from onejob.loop.story import outlook, story
+from onejob.loop.traffic import labels_of, told_of
 from onejob.loop.views import ListView, Node, ShowView, TraceView
 from onejob.monitor.collect import series_of, summary_of
 
@@ -29,15 +31,21 @@ NEWEST = 10
 
 
 def ps(session: Session, all: bool = False) -> ListView:
-    """What goes on: open runs and endpoints that are up; with `all`, everything that was."""
+    """What goes on: open runs and endpoints that are up; with `all`, everything that was, and runs that monitor too."""
     ledger = session.ledger
-    runs = ledger.list_runs() if all else [*ledger.list_runs(states=OPEN), *_recent(session)]
+    runs = ledger.list_runs() if all else [*filter(_shown, ledger.list_runs(states=OPEN)), *_recent(session)]
     endpoints = [e for e in ledger.list_endpoints() if all or e.state != EndpointState.STOPPED]
     return ListView(tuple(run_view(session, run) for run in runs), tuple(endpoint_view(session, e) for e in endpoints))
 
 
 def _recent(session: Session) -> list[Json]:
-    return [run for run in session.ledger.list_runs(limit=NEWEST) if run.state not in OPEN][:3]
+    ended = [state for state in RunState if state not in OPEN]
+    return [run for run in session.ledger.list_runs(states=ended, limit=NEWEST) if _shown(run)][:3]
+
+
+def _shown(run: Run) -> bool:
+    """A run that monitors comes every day, and its findings are shown with the endpoint."""
+    return run.cause.get("kind") != "monitor"
 
 
 def show(session: Session, ref: str) -> ShowView:
@@ -83,7 +91,7 @@ def newest_run(session: Session, path: Path | None) -> Json:
     """The newest run of the job that a file describes."""
     assert path is not None
     job = load_job(path)
-    runs = session.ledger.list_runs(job=job.name, limit=1)
+    runs = [run for run in session.ledger.list_runs(job=job.name) if _shown(run)]
     if not runs:
         raise NotFoundError(f"job {job.name!r} has not run yet", place=str(path), cure=f"`onejob run {path}` runs it.")
     return runs[0]
@@ -117,6 +125,8 @@ def _show_endpoint(session: Session, ref: str, target: Target) -> ShowView:
         lineage=tuple(lineage(session, endpoint.artifact, endpoint.execution)),
         metrics={"requests": tuple(series_of(folder))},
         details={**summary_of(folder), **told_of(session, endpoint)},
+        story=tuple(story(session, endpoint.name)),
+        outlook=outlook(session, endpoint.name),
     )
 
 
@@ -163,4 +173,17 @@ def _request_chain(session: Session, target: Target) -> list[Node]:
     head = Node(0, "request", str(record["id"]), record["digest"], f"{rows}, {record.get('ms')} ms")
     endpoint = Node(1, "endpoint", target.endpoint.name, record["digest"], f"answered by {short(record['digest'])}")
     made = target.endpoint.execution if record["digest"] == target.endpoint.artifact else None
-    return [head, endpoint, *lineage(session, record["digest"], record.get("execution") or made, 2)]
+    chain = lineage(session, record["digest"], record.get("execution") or made, 2)
+    return [head, *_labels(session, target.endpoint, str(record["id"])), endpoint, *chain]
+
+
+def _labels(session: Session, endpoint: Endpoint, request: str) -> list[Node]:
+    """What turned out to be true about a request; nothing if its rows weren't captured."""
+    found = labels_of(session, endpoint, request)
+    nodes = []
+    for row, label, when in found[:NEWEST]:
+        known = f"known since {datetime.datetime.fromtimestamp(when).isoformat(' ', 'seconds')}" if when else "none yet"
+        nodes.append(Node(1, "label", f"row {row}" if label is None else f"row {row}: {label}", "", known))
+    if len(found) > NEWEST:
+        nodes.append(Node(1, "label", f"and {len(found) - NEWEST} more rows"))
+    return nodes
