@@ -21,6 +21,7 @@ from onejob.serve.model import ServedModel
 from onejob.serve.protocols import http
 from onejob.serve.protocols.http import Connection, Exchange, TooLargeError, inflate
 from onejob.serve.protocols.http_api import Api
+from onejob.serve.router import Router
 from onejob.serve.service import Identity, Service
 
 
@@ -309,7 +310,7 @@ class Server:
         identity = Identity("m", "d1", 1, {"engine": "onnxruntime"}, "e1", "1:1.0")
         limits = Limits(rows=8, queue=4)
         self.service = Service(ServedModel(self.engine), identity, limits, self.log, folder / "metrics", warm_ns=0)
-        self.api = Api(self.service, max_body=max_body)
+        self.api = Api(Router(self.service), max_body=max_body)
         self.max_body = max_body
 
     async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:

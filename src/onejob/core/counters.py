@@ -6,11 +6,12 @@ snapshot in `metrics/<pid>.json`. When it has ended, the host folds its last sna
 which remembers whom it has folded, so that no count is lost or taken twice, whenever the host dies.
 
     metrics/<pid>.json     {"id": "<pid>:<start>", "digest", "generation", "time", "pending",
-                            "values": {name: n}, "latency": [n, …]}
-    metrics/retired.json   {"folded": ["<pid>:<start>", …], "values": …, "latency": …}
+                            "values": {name: n}, "latency": [n, …], "engines": {digest: {"values", "latency"}}}
+    metrics/retired.json   {"folded": ["<pid>:<start>", …], "values": …, "latency": …, "engines": …}
 
 Names of `values`: success, failure.<REASON>, rows, executions; request_ns, queue_ns, input_ns, infer_ns, output_ns;
-batch.<rows> and batch_ns.<rows>; log_dropped; capture_rows, capture_dropped.<reason>, labels, labels_refused.
+fallback (a new engine couldn't answer, the old one did); batch.<rows> and batch_ns.<rows>; log_dropped; capture_rows,
+capture_dropped.<reason>, labels, labels_refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from onejob.core.artifact import Json
@@ -98,6 +99,20 @@ class Snapshots:
     """By identity (`<pid>:<start>`): the snapshot as it was written."""
     retired: Counters
     folded: tuple[str, ...]
+    retired_engines: Mapping[str, Counters] = field(default_factory=dict)
+    """Of replicas that ended, by the digest of the engine; those that counted last."""
+
+    def with_own(self, snapshot: Mapping[str, Json]) -> Snapshots:
+        """The same, with a replica's snapshot of now in the place of the one that it left."""
+        return replace(self, live={**self.live, str(snapshot["id"]): snapshot})
+
+    def by_engine(self) -> dict[str, Counters]:
+        """The counters of each engine, by digest, over all replicas."""
+        total = dict(self.retired_engines)
+        for snapshot in self.live.values():
+            for digest, counters in engines_of(snapshot).items():
+                total[digest] = total.get(digest, Counters()) + counters
+        return total
 
     def total(self, *, without: str = "") -> Counters:
         """The sum over all replicas, living and ended; `without` leaves one out, by identity."""
@@ -118,7 +133,13 @@ def read_snapshots(folder: Path) -> Snapshots:
     retired = _read(folder / RETIRED)
     folded = tuple(str(identity) for identity in retired.get("folded", ()))
     unfolded = {identity: snapshot for identity, snapshot in live.items() if identity not in folded}
-    return Snapshots(unfolded, Counters.from_json(retired), folded)
+    engines = {name: Counters.from_json(data) for name, data in retired.get("engines", {}).items()}
+    return Snapshots(unfolded, Counters.from_json(retired), folded, engines)
+
+
+def engines_of(snapshot: Mapping[str, Json]) -> dict[str, Counters]:
+    """A replica's counters by the digest of the engine."""
+    return {str(digest): Counters.from_json(data) for digest, data in snapshot.get("engines", {}).items()}
 
 
 def _read(path: Path) -> Mapping[str, Json]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -31,16 +32,20 @@ class Child:
         """Why it said that it isn't ready any more."""
         self.error: OnejobError | None = None
         """Why it could not start."""
+        self.faulty = ""
+        """What it says is wrong with the engine that it tries."""
+        self.tallies: Mapping[str, Json] | None = None
+        """How the requests of both engines went, while it tries one."""
 
     @classmethod
-    def start(cls, folder: Path, desired: Mapping[str, Json], listener: socket.socket) -> Child:
+    def start(cls, folder: Path, told: Mapping[str, Json], listener: socket.socket) -> Child:
         """Start a replica that inherits the listening socket, and tell it what to serve."""
         ours, theirs = socket.socketpair()
         fds = (listener.fileno(), theirs.fileno())
         command = [sys.executable, "-m", "onejob.serve.replica", str(fds[0]), str(fds[1])]
         with theirs:
             process = subprocess.Popen([*command, str(os.getpid())], pass_fds=fds, stdin=subprocess.DEVNULL)
-        ours.sendall(canonical({"folder": str(folder), "desired": dict(desired)}) + b"\n")
+        ours.sendall(canonical({"folder": str(folder), **told}) + b"\n")
         ours.setblocking(False)
         return cls(process, ours)
 
@@ -83,6 +88,11 @@ class Child:
         except OSError:
             self.terminate()
 
+    def settle(self, word: str, grace: float) -> None:
+        """Tell it which of its two engines goes on."""
+        with contextlib.suppress(OSError):  # it ends: its successor is told what goes on
+            self.control.sendall(canonical({"settle": word, "grace": grace}) + b"\n")
+
     def terminate(self) -> None:
         if not self.ended():
             self._process.terminate()
@@ -92,9 +102,13 @@ class Child:
             self._process.kill()
 
     def _take(self, message: Mapping[str, Json]) -> None:
+        if message.get("tallies"):
+            self.tallies = message["tallies"]
         if message.get("ready"):
             self.ready_since = time.monotonic()
         elif "unready" in message:
             self.unready = str(message["unready"]) or "not ready"
+        elif "faulty" in message:
+            self.faulty = str(message["faulty"]) or "the new engine fails"
         elif "error" in message:
             self.error = from_json(message["error"])

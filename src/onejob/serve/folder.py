@@ -4,6 +4,7 @@ docs/serve.md.
     desired.json          what should be served (written by the loop)
     state.json            what is (written by the host)
     host.lock             held by the one host of this folder
+    rollout.json          what serves, or was gone back to (written by the host)
     port.json             the port, so that it stays when the host is started again
     requests/*.jsonl      a line for each request that was answered
     metrics/*.json        counters: see core/counters.py
@@ -24,6 +25,9 @@ DESIRED = "desired.json"
 STATE = "state.json"
 LOCK = "host.lock"
 PORT = "port.json"
+ROLLOUT = "rollout.json"
+SHADOW = "shadow"
+"""Where the answers to copies are captured."""
 REQUESTS = "requests"
 METRICS = "metrics"
 

@@ -4,8 +4,9 @@
 
 One plain loop, no threads, nothing heavy imported. It starts replicas that inherit the socket, restarts one that
 dies (with back-off) or stops being ready, and when the generation in `desired.json` changes it starts new replicas,
-waits until all are ready, and only then lets the old ones drain. If the new ones fail, the old go on. `state.json`
-always says how things stand.
+waits until all are ready, and only then lets the old ones drain. If the new ones fail, the old go on. Where the job
+has a canary, the new replicas hold both engines, and the new one answers its share until it takes all or goes back
+(serve/generation.py, serve/rollout.py). `state.json` always says how things stand; `rollout.json` is for the next host.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import logging
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -24,13 +26,22 @@ from pathlib import Path
 from onejob.core.artifact import Json
 from onejob.core.context import write_json
 from onejob.core.faults import reach
-from onejob.errors import ConflictError, OnejobError
+from onejob.errors import ConflictError, OnejobError, from_json
 from onejob.serve import retire
 from onejob.serve.child import Child
-from onejob.serve.folder import DESIRED, METRICS, PORT, REQUESTS, STATE, read_json, replace_json, take_lock
-from onejob.serve.generation import Generation, Place
-from onejob.serve.listener import bind
-from onejob.serve.rollout import HEALTHY_SECONDS, backoff, judge
+from onejob.serve.folder import (
+    DESIRED,
+    METRICS,
+    PORT,
+    REQUESTS,
+    ROLLOUT,
+    SHADOW,
+    STATE,
+    read_json,
+    take_lock,
+)
+from onejob.serve.generation import Generation, Place, can_try, listener_for
+from onejob.serve.rollout import HEALTHY_SECONDS, Trial, backoff, judge, weigh
 
 TICK_SECONDS = 0.2
 BEAT_LIMIT = 30.0
@@ -101,28 +112,25 @@ class Host:
         self._tried = int(desired["generation"])
         self._error = None
         if self._next is not None:
-            self._abandon(self._next)
-            self._next = None
+            abandoned, self._next = self._next, None
+            self._abandon(abandoned)
         try:
-            listener = self._listener_for(desired)
+            listener = listener_for(self._folder, desired, self._current)
         except OnejobError as error:
             self._error = error
             logger.error("generation %s: %s", self._tried, error)
             return
         logger.info("generation %s begins", self._tried)
-        places = [Place() for _ in range(max(1, int(desired.get("options", {}).get("replicas", 1))))]
-        self._next = Generation(desired, listener, places)
-
-    def _listener_for(self, desired: Mapping[str, Json]) -> socket.socket:
-        """The present socket if the address stays, else a new one; port 0 keeps the endpoint's port over restarts."""
-        host, port = desired.get("host") or "127.0.0.1", int(desired.get("port") or 0)
-        current = self._current
-        if current is not None and current.address[0] == host and port in (0, current.listener.getsockname()[1]):
-            return current.listener
-        known = read_json(self._folder / PORT) or {}
-        listener = bind(host, port, preferred=int(known.get("port") or 0))
-        replace_json(self._folder / PORT, {"port": listener.getsockname()[1]})
-        return listener
+        known = read_json(self._folder / ROLLOUT) or {}
+        if self._current is None and (known.get("back") or {}).get("generation") == self._tried:
+            self._error = from_json(known["back"]["error"])  # an earlier host tried it: no mixed state
+            self._next = Generation.of(known["serving"], listener, None, None)
+            return
+        former = self._current.serving if self._current else known.get("serving")
+        trial = Trial.of(desired.get("options", {})) if former and can_try(former, desired) else None
+        if trial is not None and trial.shadow:
+            shutil.rmtree(self._folder / SHADOW, ignore_errors=True)  # what the last one answered in the shadow
+        self._next = Generation.of(desired, listener, former, trial)
 
     # ---- what is
 
@@ -137,6 +145,8 @@ class Host:
             self._replace_unwell(self._current, now)
         if self._next is not None:
             self._judge_next(self._next, now)
+        elif self._current is not None and self._current.tried is not None:
+            self._weigh(self._current, now)
         for child, kill_at in self._leaving:
             if now >= kill_at:
                 child.kill()
@@ -145,9 +155,9 @@ class Host:
         ended = False
         for generation in (self._current, self._next):
             for place in generation.places if generation else ():
-                if place.child is not None and place.child.ended():
+                if generation is not None and place.child is not None and place.child.ended():
                     ended = True
-                    self._bury(place, now)
+                    self._bury(generation, place, now)
         for child, _ in self._leaving:
             if child.ended():
                 ended = True
@@ -156,10 +166,11 @@ class Host:
         if ended:
             self._retire_dead()
 
-    def _bury(self, place: Place, now: float) -> None:
+    def _bury(self, generation: Generation, place: Place, now: float) -> None:
         child = place.child
         assert child is not None
         self._hear(child)  # its last words
+        generation.lost(child)
         healthy = child.ready_since is not None and now - child.ready_since >= HEALTHY_SECONDS
         place.deaths = 1 if healthy else place.deaths + 1
         place.start_at = now + backoff(place.deaths)
@@ -181,7 +192,7 @@ class Host:
                 place.child = None  # one that served before is tried again, whatever it said
             if place.child is None and now >= place.start_at:
                 reach("host.before_start")
-                place.child = Child.start(self._folder, generation.desired, generation.listener)
+                place.child = Child.start(self._folder, generation.told, generation.listener)
                 self._selector.register(place.child.control, selectors.EVENT_READ, place.child)
 
     def _replace_unwell(self, generation: Generation, now: float) -> None:
@@ -205,31 +216,68 @@ class Host:
         elif verdict == "give up":
             self._error = generation.why_not()
             logger.error("generation %s is given up: %s", generation.number, self._error)
-            self._abandon(generation)
             self._next = None
+            if self._current is None and generation.tried is not None:  # after a restart: what served, serves
+                generation.settle(keep_new=False)
+                self._next = Generation.of(generation.desired, generation.listener, None, None)
+            self._abandon(generation)
 
     def _switch(self, generation: Generation) -> None:
         """The new replicas answer already: let the old ones go."""
         reach("host.before_switch")
         old, self._current, self._next = self._current, generation, None
-        logger.info("generation %s serves", generation.number)
-        self._error = None
+        if generation.tried is not None:
+            logger.info("generation %s is tried", generation.number)
+            generation.tried.since = time.monotonic()
+        else:
+            logger.info("generation %s serves", generation.number)
+        if generation.number == self._tried:
+            self._error = None
+            self._remember(generation.serving)
         if old is None:
             return
         now = time.monotonic()
-        for place in old.places:
-            if place.child is not None and not place.child.ended():
-                place.child.drain(old.grace)
-                self._leaving.append((place.child, now + old.grace + KILL_SECONDS))
+        self._let_go([place.child for place in old.places if place.child is not None], old.grace, now)
         if old.listener is not generation.listener:
             old.listener.close()
+
+    def _let_go(self, children: list[Child], grace: float, now: float) -> None:
+        for child in children:
+            if not child.ended():
+                child.drain(grace)
+                self._leaving.append((child, now + grace + KILL_SECONDS))
+
+    def _weigh(self, generation: Generation, now: float) -> None:
+        """What becomes of the engine that is tried. It is written down before the replicas are told."""
+        assert generation.tried is not None
+        word, why = weigh(generation.tried.trial, generation.readings(now))
+        if word == "wait":
+            return
+        reach("host.before_settle")
+        if word == "full":
+            logger.info("generation %s serves", generation.number)
+            self._remember(generation.desired)
+        else:
+            error = generation.gone_back(why)
+            logger.error("%s", error)
+            self._error = error if generation.number == self._tried else self._error
+            self._remember(generation.serving, back={"generation": generation.number, "error": error.to_json()})
+        reach("host.after_settle")
+        self._let_go(generation.settle(keep_new=word == "full"), generation.grace, now)
+
+    def _remember(self, serving: Mapping[str, Json], back: Json = None) -> None:
+        """What serves, and what went back, for the next host."""
+        try:
+            write_json(self._folder / ROLLOUT, {"serving": dict(serving), "back": back})
+        except OSError as error:
+            logger.error("rollout.json can't be written: %s", error)
 
     def _abandon(self, generation: Generation) -> None:
         for place in generation.places:
             if place.child is not None and not place.child.ended():
                 place.child.kill()
                 self._leaving.append((place.child, time.monotonic()))
-        if self._current is None or generation.listener is not self._current.listener:
+        if generation.listener not in [one.listener for one in (self._current, self._next) if one is not None]:
             generation.listener.close()
 
     # ---- edges
@@ -311,6 +359,7 @@ class Host:
 
     def _state(self, stopped: bool) -> dict[str, Json]:
         shown = self._current or self._next
+        serving = shown.serving if shown else {}
         children = [place.child for place in (shown.places if shown else []) if place.child and not place.child.ended()]
         if self._current is not None and self._current.ready:
             word = "ready"
@@ -323,11 +372,12 @@ class Host:
             "pid": os.getpid(),
             "port": port,
             "state": word,
-            "generation": shown.number if shown else self._tried,
-            "digest": shown.desired["engine"]["digest"] if shown else None,
+            "generation": int(serving["generation"]) if shown else self._tried,
+            "digest": serving["engine"]["digest"] if shown else None,
             "replicas": [{"pid": c.pid, "ready": c.ready, "started": c.started} for c in children],
             "error": self._error.to_json() if self._error else None,
             "failed_generation": self._tried if self._error else None,
+            "rollout": self._current.trial_state(time.monotonic()) if self._current else None,
         }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from onejob.core.counters import BOUNDS_US, Counters
 from onejob.serve.capture import REASONS as DROPPED
 from onejob.serve.service import VERSION
@@ -25,8 +27,10 @@ EDGES = tuple(range(3, len(BOUNDS_US), 4))
 """Every fourth bucket is exposed: one an octave."""
 
 
-def render(model: str, digest: str, counters: Counters, *, pending: int, replicas: int) -> str:
-    """Prometheus text for one endpoint; the counters are the sums over its replicas."""
+def render(
+    model: str, digest: str, counters: Counters, *, engines: Mapping[str, Counters], pending: int, replicas: int
+) -> str:
+    """Prometheus text for one endpoint; the counters are the sums over its replicas, and those of each engine."""
     labels = f'model="{model}",version="{VERSION}"'
     lines: list[str] = []
     for name, text, counter, unit in COUNTERS:
@@ -45,13 +49,27 @@ def render(model: str, digest: str, counters: Counters, *, pending: int, replica
     lines.append(f"onejob_replicas{{{labels}}} {replicas}")
     lines += _head("onejob_engine_info", "The engine that answers, by digest", "gauge")
     lines.append(f'onejob_engine_info{{{labels},engine="{digest}"}} 1')
-    lines += _histogram(labels, counters)
+    lines += _head("onejob_engine_requests_total", "Requests by the engine that was asked, and what became", "counter")
+    for engine, own in engines.items():
+        for outcome, amount in outcomes(own).items():
+            lines.append(f'onejob_engine_requests_total{{{labels},engine="{engine}",outcome="{outcome}"}} {amount}')
+    name = "onejob_engine_request_duration_seconds"
+    lines += _head(name, "Time from a request's first byte to its answer, by engine", "histogram")
+    for engine, own in engines.items():
+        lines += _histogram(name, f'{labels},engine="{engine}"', own)
+    name = "onejob_request_duration_seconds"
+    lines += _head(name, "Time from a request's first byte to its answer", "histogram")
+    lines += _histogram(name, labels, counters)
     return "\n".join(lines) + "\n"
 
 
-def _histogram(labels: str, counters: Counters) -> list[str]:
-    name = "onejob_request_duration_seconds"
-    lines = _head(name, "Time from a request's first byte to its answer", "histogram")
+def outcomes(counters: Counters) -> dict[str, int]:
+    """What became of an engine's requests: answered; failed; handed to the old engine, which answered."""
+    return {"success": counters.get("success"), "failure": counters.failures, "fallback": counters.get("fallback")}
+
+
+def _histogram(name: str, labels: str, counters: Counters) -> list[str]:
+    lines: list[str] = []
     latency = counters.latency
     for edge in EDGES:
         lines.append(f'{name}_bucket{{{labels},le="{BOUNDS_US[edge] / 1e6:.9g}"}} {sum(latency[: edge + 1])}')

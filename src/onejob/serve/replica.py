@@ -6,6 +6,10 @@ CONTROL is a socket to the host: it sends one line, what to serve; the replica s
 true}` once a warm-up inference has succeeded, `{"beat": n}` from the event loop each second, `{"unready": why}`
 when the engine fails or hangs, `{"error": …}` if it can't start. On SIGTERM it drains briefly, on `{"drain":
 seconds}` at leisure (others answer by then). It dies with its host, whatever the host dies of.
+
+While a new engine is tried, a replica holds it beside the one that serves (serve/router.py). Its beats then say how the
+requests of both went, `{"faulty": why}` that the new one fails or hangs, and the host ends it with `{"settle": "new"}`
+or `{"settle": "former"}`.
 """
 
 from __future__ import annotations
@@ -20,26 +24,20 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 import uvloop
 
 from onejob.core.artifact import Json, canonical
 from onejob.core.faults import reach
 from onejob.errors import OnejobError, UnavailableError
-from onejob.serve.batch import Limits
-from onejob.serve.capture import Capture, Rules, Signature
 from onejob.serve.folder import METRICS, REQUESTS
-from onejob.serve.identify import Roles
 from onejob.serve.journal import Journal, RequestLog
-from onejob.serve.labels import LabelLog
-from onejob.serve.model import ServedModel, open_served
+from onejob.serve.load import Opened, Told, open_all
 from onejob.serve.protocols.http import Connection
 from onejob.serve.protocols.http_api import Api
-from onejob.serve.service import Identity, Recorders, Service
+from onejob.serve.router import Router
 
 BEAT_SECONDS = 1.0
 TICK_SECONDS = 0.1
@@ -52,29 +50,6 @@ IDLE_SECONDS = 600.0
 YOUNG = 20_000
 """So many more objects must have been made than freed before cycles are looked for."""
 PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the host tells a replica."""
-
-    folder: Path
-    desired: Mapping[str, Json]
-
-    @property
-    def limits(self) -> Limits:
-        options = self.desired.get("options", {})
-        batch = options.get("batch", {})
-        return Limits(
-            rows=int(batch.get("max", 64)),
-            wait_ns=int(float(batch.get("wait_ms", 2.0)) * 1e6),
-            queue=int(options.get("queue", 1024)),
-            timeout_ns=int(float(options.get("timeout") or 30.0) * 1e9),
-        )
-
-    @property
-    def grace(self) -> float:
-        return float(self.desired.get("options", {}).get("grace", 10.0))
 
 
 class Control:
@@ -94,6 +69,13 @@ class Control:
         line, _, self._rest = self._rest.partition(b"\n")
         return json.loads(line)
 
+    def receive_all(self) -> list[Json]:
+        """The next line, waiting for it, and those that came with it."""
+        messages = [self.receive()]
+        while b"\n" in self._rest:
+            messages.append(self.receive())
+        return messages
+
     def send(self, message: Json) -> None:
         try:
             self._sock.sendall(canonical(message) + b"\n")
@@ -107,17 +89,18 @@ class Control:
 class Replica:
     """Accepts, beats, watches the engine, and drains."""
 
-    def __init__(self, service: Service, listener: socket.socket, control: Control, grace: float) -> None:
-        self._service = service
+    def __init__(self, engines: Engines, listener: socket.socket, control: Control, grace: float) -> None:
+        self._engines = engines
+        self._router = engines.router
         self._listener = listener
         self._control = control
         self._grace = grace
         self._connections: set[Connection] = set()
-        self._api = Api(service)
+        self._api = Api(engines.router)
         self._stop_at: float | None = None
         self._quiet = 0.0
         self._changed = asyncio.Event()
-        self._told_unready = False
+        self._told_unready = self._told_faulty = False
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -125,7 +108,7 @@ class Replica:
             lambda: Connection(self._api, self._connections), sock=self._listener, backlog=4096
         )
         for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, self._stop, self._grace, QUIET_SECONDS)
+            loop.add_signal_handler(signum, lambda: self._stop(self._grace, QUIET_SECONDS))
         loop.add_reader(self._control.fileno(), self._hear)
         self._control.send({"ready": True})
         reach("replica.ready")
@@ -133,8 +116,9 @@ class Replica:
         while self._stop_at is None:
             if loop.time() - beat >= BEAT_SECONDS:
                 beat = loop.time()
-                self._control.send({"beat": 1})
+                self._beat()
             self._watch()
+            self._router.forget_idle()
             self._sweep()
             await self._pause()
         server.close()
@@ -145,13 +129,22 @@ class Replica:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), TICK_SECONDS)
 
+    def _beat(self) -> None:
+        tallies = self._router.tallies()
+        self._control.send({"beat": 1, "tallies": tallies} if tallies else {"beat": 1})
+
     def _hear(self) -> None:
         try:
-            message = self._control.receive()
+            messages = self._control.receive_all()
         except (EOFError, OSError):
             os._exit(0)
-        if "drain" in message:
-            self._stop(float(message["drain"]), float(message["drain"]))
+        for message in messages:
+            if "settle" in message:
+                reach("replica.before_settle")
+                self._engines.settle(keep_new=message["settle"] == "new")
+                self._grace = float(message.get("grace", self._grace))
+            if "drain" in message:
+                self._stop(float(message["drain"]), float(message["drain"]))
 
     def _stop(self, grace: float, quiet: float) -> None:
         """Take no more connections; finish what is begun within `grace`, close what has been idle for `quiet`."""
@@ -166,7 +159,7 @@ class Replica:
         begun = time.monotonic()
         while self._connections and self._stop_at is not None and time.monotonic() < self._stop_at:
             self._control.send({"beat": 1})
-            self._service.batcher.expire()
+            self._router.expire()
             for connection in list(self._connections):
                 connection.draining = True
                 if connection.idle and time.monotonic() - max(connection.last, begun) >= self._quiet:
@@ -177,13 +170,17 @@ class Replica:
 
     def _watch(self) -> None:
         """Notice an engine that hangs, and tell the host once when the model stops being ready."""
-        service = self._service
-        service.batcher.expire()
-        if service.ready and service.batcher.stuck_ns() > service.limits.timeout_ns:
-            service.ready, service.unready_reason = False, "the engine hangs"
-        if not service.ready and not self._told_unready:
+        self._router.expire()
+        main, new = self._router.main, self._router.new
+        for service in (main, new):
+            if service is not None and service.ready and service.batcher.stuck_ns() > service.limits.timeout_ns:
+                service.ready, service.unready_reason = False, "the engine hangs"
+        if not main.ready and not self._told_unready:
             self._told_unready = True
-            self._control.send({"unready": service.unready_reason})
+            self._control.send({"unready": main.unready_reason})
+        if new is not None and not new.ready and not self._told_faulty:
+            self._told_faulty = True
+            self._control.send({"faulty": new.unready_reason})
 
     def _sweep(self) -> None:
         now = time.monotonic()
@@ -200,23 +197,23 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s replica %(process)d %(message)s")
     control = Control(socket.socket(fileno=control_fd))
     try:
-        options = Options(**_told(control.receive()))
-        model, warm_ns = open_warm(options)
-        recorders = open_recorders(options, model)
+        told = Told.of(control.receive())
+        former = open_all(told.folder, told.former) if told.former else None
+        new = open_all(told.folder, told.desired, shadow=told.shadow)
     except EOFError:
         return 0
     except Exception as error:
-        told = (
+        why = (
             error
             if isinstance(error, OnejobError)
             else UnavailableError(f"{type(error).__name__}: {error}", place="model")
         )
         logging.exception("the replica can't start")
-        control.send({"error": told.to_json()})
-        return told.exit_code
+        control.send({"error": why.to_json()})
+        return why.exit_code
     spare_the_collector()
     listener = socket.socket(fileno=listener_fd)
-    uvloop.run(serve(options, model, warm_ns, recorders, listener, control))
+    uvloop.run(serve(former or new, new if former else None, told, listener, control))
     return 0
 
 
@@ -234,75 +231,58 @@ def die_with(host: int) -> None:
         os._exit(0)  # it ended before the kernel was told
 
 
-def open_warm(options: Options) -> tuple[ServedModel, int]:
-    """The model, after warm-up inferences of one row and of a whole batch; and how long a whole batch took, in ns."""
-    engine = options.desired["engine"]
-    project = options.desired.get("project")
-    if project:
-        sys.path.insert(0, str(project))  # a family of the user's own lives there
-    threads = int(options.desired.get("options", {}).get("threads", 1))
-    model = open_served(Path(engine["dir"]), engine.get("meta", {}), threads=threads)
-    reach("replica.before_warm_up")
-    rows = options.limits.rows
-    model.warm_up(1)
-    model.warm_up(rows)
-    begun = time.perf_counter_ns()
-    model.warm_up(rows)
-    return model, time.perf_counter_ns() - begun
-
-
-def open_recorders(options: Options, model: ServedModel) -> Recorders:
-    """Capture and labels as [monitor] has them; nothing without it."""
-    monitor: Mapping[str, Json] = options.desired.get("options", {}).get("monitor") or {}
-    if not monitor:
-        return Recorders()
-    engine, rules = options.desired["engine"], Rules.of(monitor.get("capture") or {})
-    roles = Roles.of(engine.get("meta", {}))
-    signature = Signature(model.inputs, model.outputs, model.batchable, roles)
-    meta = {"endpoint": options.desired["name"], "engine": engine["digest"]}
-    capture = Capture(options.folder, meta, signature, rules)
-    labels = LabelLog(options.folder, roles, model.check_labels, private=rules.private, age=rules.age)
-    return Recorders(capture if rules.rate > 0 else None, labels)
-
-
-async def serve(
-    options: Options,
-    model: ServedModel,
-    warm_ns: int,
-    recorders: Recorders,
-    listener: socket.socket,
-    control: Control,
-) -> None:
+async def serve(opened: Opened, new: Opened | None, told: Told, listener: socket.socket, control: Control) -> None:
     """Everything of a replica that needs the event loop, until it has drained."""
-    desired, engine = options.desired, options.desired["engine"]
-    identity = Identity(
-        name=desired["name"],
-        digest=engine["digest"],
-        generation=int(desired.get("generation", 0)),
-        meta=engine.get("meta", {}),
-        execution=engine.get("execution"),
-        process=f"{os.getpid()}:{time.time():.3f}",
-    )
-    log = RequestLog(options.folder / REQUESTS)
-    metrics = options.folder / METRICS
-    service = Service(model, identity, options.limits, log, metrics, warm_ns=warm_ns, recorders=recorders)
-    journal = Journal(log, metrics / f"{os.getpid()}.json", service.snapshot)
+    folder = told.folder
+    log = RequestLog(folder / REQUESTS)
+    process = f"{os.getpid()}:{time.time():.3f}"
+    main = opened.service(log, folder / METRICS, process)
+    tried = new.service(log, folder / METRICS, process) if new else None
+    router = Router(main, new=tried, share=told.share, shadow=told.shadow)
+    journal = Journal(log, folder / METRICS / f"{os.getpid()}.json", router.snapshot)
     journal.start()
-    for recorder in (recorders.capture, recorders.labels):
-        if recorder is not None:
-            recorder.start()
+    engines = Engines(router, opened, new)
+    engines.start()
     try:
-        await Replica(service, listener, control, options.grace).run()
+        await Replica(engines, listener, control, opened.options.grace).run()
     finally:
-        for recorder in (recorders.capture, recorders.labels):
-            if recorder is not None:
-                recorder.stop()
+        engines.stop()
         journal.stop()
-        service.batcher.close()
+        for service in (router.main, router.new):
+            if service is not None:
+                service.batcher.close()
 
 
-def _told(message: Json) -> dict[str, Json]:
-    return {"folder": Path(message["folder"]), "desired": message["desired"]}
+class Engines:
+    """The engines of this replica and what they record: one, or for a while two."""
+
+    def __init__(self, router: Router, opened: Opened, new: Opened | None) -> None:
+        self.router = router
+        self._opened = opened
+        self._new = new
+
+    def start(self) -> None:
+        self._opened.start()
+        if self._new is not None:
+            self._new.start_trial()
+
+    def settle(self, *, keep_new: bool) -> None:
+        """One of the two leaves; what it has recorded is sealed, away from the loop's thread."""
+        leaves = self.router.settle(keep_new=keep_new)
+        new, self._new = self._new, None
+        if leaves is None or new is None:
+            return
+        gone = new
+        if keep_new:
+            gone, self._opened = self._opened, new
+            new.begin_to_serve(self.router.main)
+        threading.Thread(target=gone.stop, name="seal", daemon=True).start()
+
+    def stop(self) -> None:
+        self.router.forget_idle(all_of_them=True)
+        for opened in (self._opened, self._new):
+            if opened is not None:
+                opened.stop()
 
 
 if __name__ == "__main__":

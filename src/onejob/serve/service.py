@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onejob.core.artifact import Json
-from onejob.core.counters import Counters, Snapshots, read_snapshots
+from onejob.core.counters import Counters
 from onejob.errors import (
     BadRequestError,
     DeadlineError,
@@ -106,7 +106,9 @@ class Service:
         self.unready_reason = ""
         self.last_inference = 0
         """Milliseconds since the epoch."""
-        self._metrics = metrics
+        self.metrics = metrics
+        self.shadow = False
+        """Whether it is asked copies only: nobody sees its answers, so no line is logged."""
         self._failures = 0
         self.batcher = Batcher(
             model.infer,
@@ -189,13 +191,13 @@ class Service:
             **counters.to_json(),
         }
 
-    def all_counters(self) -> tuple[Counters, Snapshots]:
-        """The endpoint's counters over all replicas, ended ones too; reads files, so not on the loop's thread."""
-        others = read_snapshots(self._metrics)
-        mine = Counters.from_json(self.snapshot())
-        return others.total(without=self.identity.process) + mine, others
+    def record(self, recorders: Recorders) -> None:
+        """Record elsewhere from now on."""
+        self._capture, self.labels = recorders.capture, recorders.labels
 
     def _log_line(self, request: str, rows: int, status: int, took: int) -> None:
+        if self.shadow:
+            return
         line: dict[str, Json] = {
             "id": request,
             "time": time.time(),

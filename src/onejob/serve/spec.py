@@ -25,6 +25,42 @@ class Batch(Model):
     )
 
 
+class Rollout(Model):
+    """How a new engine takes the place of one that serves already."""
+
+    canary: float = uncounted(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the requests that a new engine answers at first; 0 switches as soon as it has started.",
+    )
+    hold: Duration = uncounted(
+        600.0, description="How long the new engine answers its share, or copies, before it answers everything."
+    )
+    requests: int = uncounted(
+        100,
+        ge=0,
+        description="Least number of requests that it must have answered by then; until it has, it goes on with its "
+        "share. Latency is judged from so many on.",
+    )
+    shadow: bool = uncounted(
+        False, description="Whether the new engine only answers copies of its share: recorded apart, and never sent."
+    )
+    max_errors: float = uncounted(
+        0.01,
+        ge=0,
+        le=1,
+        description="How much larger the share of its requests that fail may be than the old engine's; beyond that the "
+        "old one takes over again.",
+    )
+    max_slower: float = uncounted(
+        1.5,
+        ge=1,
+        description="How many times the old engine's 90th percentile of latency the new one's may be; beyond that the "
+        "old one takes over again. A difference under a millisecond doesn't count.",
+    )
+
+
 class ServeResources(Resources):
     """What a replica needs; by default it holds no slot, so that serving never keeps a training step waiting."""
 
@@ -51,12 +87,14 @@ class Spec(StageSpec):
     grace: Duration = uncounted(
         10.0, description="How long a replica that is being replaced or stopped may finish what it has begun."
     )
+    rollout: Rollout = uncounted(Rollout(), description="How a new engine takes the place of one that serves already.")
     resources: ServeResources = Field(ServeResources(), description="What each replica needs to run.")
 
     def options(self) -> dict[str, Json]:
         """What the host and its replicas are told, as JSON."""
         told = {"host", "port", "replicas", "batch", "threads", "queue", "timeout", "grace"}
-        return self.model_dump(mode="json", include=told)
+        rollout = {"rollout": self.rollout.model_dump(mode="json")} if self.rollout.canary else {}
+        return {**self.model_dump(mode="json", include=told), **rollout}
 
 
 def plan(spec: Spec, upstream: Upstream) -> Plan:

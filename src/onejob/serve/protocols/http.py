@@ -34,6 +34,7 @@ _KEPT = frozenset(
         b"content-encoding",
         b"expect",
         b"x-request-id",
+        b"x-request-key",
         b"inference-header-content-length",
         b"transfer-encoding",
     )
@@ -58,6 +59,7 @@ class Exchange:
         "_out",
         "body",
         "connection",
+        "engine",
         "expects",
         "gone",
         "headers",
@@ -86,6 +88,8 @@ class Exchange:
         self.on_gone: Callable[[], None] | None = None
         """Called if the client goes away before the answer."""
         self.request_id = ""
+        self.engine = ""
+        """Digest of the engine that answers; empty where it doesn't matter which."""
         self._out: bytes | None = None
 
     @property

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote_to_bytes
 import numpy as np
 
 from onejob.core.artifact import Json, canonical
-from onejob.core.counters import Counters, Snapshots
+from onejob.core.counters import Snapshots
 from onejob.errors import (
     BadRequestError,
     NotFoundError,
@@ -30,14 +30,15 @@ from onejob.serve import describe, metrics
 from onejob.serve.batch import Item
 from onejob.serve.labels import Batch, parse
 from onejob.serve.protocols import kserve
+from onejob.serve.protocols.asking import Asked, Asking
 from onejob.serve.protocols.http import MAX_BODY, Exchange, TooLargeError, inflate
+from onejob.serve.router import Router
 from onejob.serve.service import VERSION, Service, status_of
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Route = Callable[[Exchange], None]
-Encode = Callable[[Exchange, Item], None]
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 OCTETS = b"application/octet-stream"
 MAX_ID = 128
@@ -45,13 +46,12 @@ RETRY_AFTER = b"Retry-After: 1\r\n"
 
 
 class Api:
-    """The routes of one service; a `Handler` for connections."""
+    """The routes of one endpoint; a `Handler` for connections."""
 
-    def __init__(self, service: Service, *, max_body: int = MAX_BODY) -> None:
-        self._service = service
+    def __init__(self, router: Router, *, max_body: int = MAX_BODY) -> None:
+        self._router = router
+        self._asking = Asking(router, self._fault)
         self._max_body = max_body
-        self._engine_line = f"x-onejob-engine: {service.identity.digest}\r\n".encode()
-        self._extras = service.identity.roles.extras
         self._tasks: set[asyncio.Task[None]] = set()
         self._routes = self._make_routes()
 
@@ -76,7 +76,13 @@ class Api:
     def head_of(self, exchange: Exchange) -> bytes:
         if not exchange.request_id:
             self._name(exchange)
-        return b"x-request-id: %b\r\n%b" % (exchange.request_id.encode(), self._engine_line)
+        engine = exchange.engine or self._service.identity.digest
+        return f"x-request-id: {exchange.request_id}\r\nx-onejob-engine: {engine}\r\n".encode()
+
+    @property
+    def _service(self) -> Service:
+        """What speaks for the endpoint: the engine that serves."""
+        return self._router.main
 
     # ---- routes
 
@@ -122,25 +128,25 @@ class Api:
         exchange.fail(400, "explicit model load / unload is not allowed: the job file says what this endpoint serves")
 
     def _statistics(self, exchange: Exchange) -> None:
-        def answer(counters: Counters, _: Snapshots) -> None:
-            exchange.reply(200, canonical(describe.statistics(self._service, counters)))
+        def answer(found: Snapshots) -> None:
+            exchange.reply(200, canonical(describe.statistics(self._service, found.total())))
 
-        self._with_counters(exchange, answer)
+        self._aside(exchange, self._router.all_snapshots, answer)
 
     def _metrics(self, exchange: Exchange) -> None:
-        def answer(counters: Counters, others: Snapshots) -> None:
-            identity, me = self._service.identity, self._service.identity.process
-            pending = sum(int(s.get("pending", 0)) for process, s in others.live.items() if process != me)
+        def answer(found: Snapshots) -> None:
+            identity = self._service.identity
             text = metrics.render(
                 identity.name,
                 identity.digest,
-                counters,
-                pending=pending + self._service.batcher.pending,
-                replicas=len({*others.live, me}),
+                found.total(),
+                engines=found.by_engine(),
+                pending=sum(int(snapshot.get("pending", 0)) for snapshot in found.live.values()),
+                replicas=len(found.live),
             )
             exchange.reply(200, text.encode(), PROMETHEUS)
 
-        self._with_counters(exchange, answer)
+        self._aside(exchange, self._router.all_snapshots, answer)
 
     def _labels(self, exchange: Exchange) -> None:
         """Take labels; on a thread of its own, since it waits for the disk."""
@@ -161,9 +167,6 @@ class Api:
 
         self._aside(exchange, take, answer)
 
-    def _with_counters(self, exchange: Exchange, answer: Callable[[Counters, Snapshots], None]) -> None:
-        self._aside(exchange, self._service.all_counters, lambda found: answer(*found))
-
     def _aside(self, exchange: Exchange, work: Callable[[], T], answer: Callable[[T], None]) -> None:
         """Do what waits for a disk on another thread, and answer then."""
 
@@ -182,59 +185,27 @@ class Api:
     # ---- inference
 
     def _infer(self, exchange: Exchange) -> None:
-        def decode() -> tuple[Mapping[str, kserve.Column], int, Encode]:
+        def decode(service: Service) -> Asked:
             body, length = self._body(exchange), _header_length(exchange)
-            model = self._service.model
-            name = self._service.identity.name
-            request = kserve.decode_infer(
-                body, length, name, model.inputs, model.outputs, raw=model.raw, extras=self._extras
-            )
+            model, name = service.model, service.identity.name
+            extras = service.identity.roles.extras
+            request = kserve.decode_infer(body, length, name, model.inputs, model.outputs, raw=model.raw, extras=extras)
             if request.id and b"x-request-id" not in exchange.headers and _proper_id(request.id):
                 exchange.request_id = request.id
-            return request.arrays, request.timeout_us * 1000, partial(self._answer_infer, request=request)
+            return Asked(request.arrays, request.timeout_us * 1000, partial(self._answer_infer, request=request))
 
-        self._run(exchange, decode)
+        self._asking.run(exchange, decode)
 
     def _predict(self, exchange: Exchange) -> None:
-        def decode() -> tuple[Mapping[str, kserve.Column], int, Encode]:
-            model, body = self._service.model, self._body(exchange)
-            columns = kserve.decode_predict(body, model.inputs, raw=model.raw, extras=self._extras)
-            return columns, 0, self._answer_predict
+        def decode(service: Service) -> Asked:
+            model, extras = service.model, service.identity.roles.extras
+            columns = kserve.decode_predict(self._body(exchange), model.inputs, raw=model.raw, extras=extras)
+            return Asked(columns, 0, self._answer_predict)
 
-        self._run(exchange, decode)
+        self._asking.run(exchange, decode)
 
-    def _run(self, exchange: Exchange, decode: Callable[[], tuple[Mapping[str, kserve.Column], int, Encode]]) -> None:
-        """Decode, queue, and answer when it is done; every way out is counted and logged once."""
-        service = self._service
-        try:
-            columns, timeout_ns, encode = decode()
-            item = service.submit(
-                columns,
-                lambda done: self._settled(exchange, done, encode),
-                received=exchange.received,
-                timeout_ns=timeout_ns or None,
-                size=len(exchange.body),
-            )
-        except Exception as error:
-            status = self._fault(exchange, error)
-            service.answered(exchange.request_id, None, error, status, exchange.received)
-            return
-        exchange.on_gone = lambda: service.cancelled(item, exchange.request_id)
-
-    def _settled(self, exchange: Exchange, item: Item, encode: Encode) -> None:
-        error, status = item.error, 200
-        exchange.on_gone = None
-        if error is None:
-            try:
-                encode(exchange, item)
-            except Exception as wrong:
-                error = wrong
-        if error is not None:
-            status = self._fault(exchange, error)
-        self._service.answered(exchange.request_id, item, error, status, exchange.received)
-
-    def _answer_infer(self, exchange: Exchange, item: Item, *, request: kserve.InferRequest) -> None:
-        identity, model = self._service.identity, self._service.model
+    def _answer_infer(self, exchange: Exchange, item: Item, service: Service, *, request: kserve.InferRequest) -> None:
+        identity, model = service.identity, service.model
         head: dict[str, Json] = {"id": request.id} if request.id else {}
         head |= {"model_name": identity.name, "model_version": VERSION}
         head["parameters"] = {"engine": identity.digest, "request_id": exchange.request_id}
@@ -244,8 +215,8 @@ class Api:
         else:
             exchange.reply(200, body, OCTETS, b"Inference-Header-Content-Length: %d\r\n" % length)
 
-    def _answer_predict(self, exchange: Exchange, item: Item) -> None:
-        exchange.reply(200, kserve.encode_predict(_outputs(item), self._service.model.outputs))
+    def _answer_predict(self, exchange: Exchange, item: Item, service: Service) -> None:
+        exchange.reply(200, kserve.encode_predict(_outputs(item), service.model.outputs))
 
     def _body(self, exchange: Exchange) -> bytes:
         encoding = exchange.headers.get(b"content-encoding", b"").strip().lower()

@@ -1,0 +1,161 @@
+"""What a replica is told to serve, made into models that have answered and services that count and record."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from onejob.core.artifact import Json
+from onejob.core.faults import reach
+from onejob.core.traffic import SEGMENT_SUFFIX
+from onejob.serve.batch import Limits
+from onejob.serve.capture import Capture, Rules, Signature
+from onejob.serve.folder import SHADOW
+from onejob.serve.identify import Roles
+from onejob.serve.journal import RequestLog
+from onejob.serve.labels import LabelLog
+from onejob.serve.model import ServedModel, open_served
+from onejob.serve.service import Identity, Recorders, Service
+from onejob.serve.spool import Spool
+
+
+@dataclass(frozen=True)
+class Options:
+    """One version of what is served."""
+
+    folder: Path
+    desired: Mapping[str, Json]
+
+    @property
+    def limits(self) -> Limits:
+        options = self.desired.get("options", {})
+        batch = options.get("batch", {})
+        return Limits(
+            rows=int(batch.get("max", 64)),
+            wait_ns=int(float(batch.get("wait_ms", 2.0)) * 1e6),
+            queue=int(options.get("queue", 1024)),
+            timeout_ns=int(float(options.get("timeout") or 30.0) * 1e9),
+        )
+
+    @property
+    def grace(self) -> float:
+        return float(self.desired.get("options", {}).get("grace", 10.0))
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the host tells a replica: what to serve, or what to try beside what serves."""
+
+    folder: Path
+    desired: Mapping[str, Json]
+    former: Mapping[str, Json] | None
+    """What goes on serving while `desired` is tried."""
+    share: float
+    shadow: bool
+
+    @classmethod
+    def of(cls, message: Mapping[str, Json]) -> Told:
+        trial = message.get("trial") or {}
+        share, shadow = float(trial.get("share", 0.0)), bool(trial.get("shadow", False))
+        return cls(Path(message["folder"]), message["desired"], trial.get("former"), share, shadow)
+
+
+class Opened:
+    """A model that has answered its warm-up, and what it records."""
+
+    def __init__(self, options: Options, model: ServedModel, warm_ns: int, *, shadow: bool) -> None:
+        self.options = options
+        self._model = model
+        self._warm_ns = warm_ns
+        self._recorders = open_recorders(options, model)
+        self._aside = open_recorders(options, model, shadow=True) if shadow else None
+        """Where copies' answers go; they never come among what was answered."""
+        self._running: list[Capture | LabelLog] = []
+
+    def service(self, log: RequestLog, metrics: Path, process: str) -> Service:
+        """The service that answers with it; needs the event loop."""
+        desired, engine = self.options.desired, self.options.desired["engine"]
+        identity = Identity(
+            name=desired["name"],
+            digest=engine["digest"],
+            generation=int(desired.get("generation", 0)),
+            meta=engine.get("meta", {}),
+            execution=engine.get("execution"),
+            process=process,
+        )
+        recorders = self._recorders if self._aside is None else self._aside
+        made = Service(
+            self._model, identity, self.options.limits, log, metrics, warm_ns=self._warm_ns, recorders=recorders
+        )
+        made.shadow = self._aside is not None
+        return made
+
+    def start(self) -> None:
+        self._start(self._recorders.capture, self._recorders.labels)
+
+    def start_trial(self) -> None:
+        """Record what it answers; labels are the serving one's to take."""
+        self._start((self._aside or self._recorders).capture)
+
+    def begin_to_serve(self, service: Service) -> None:
+        """After a trial: record all, as an engine does that serves."""
+        if self._aside is not None:
+            self.stop()
+            self._start(self._recorders.capture)
+        self._start(self._recorders.labels)
+        service.record(self._recorders)
+
+    def stop(self) -> None:
+        """Write and seal the rest."""
+        for recorder in self._running:
+            recorder.stop()
+        self._running = []
+
+    def _start(self, *recorders: Capture | LabelLog | None) -> None:
+        for recorder in recorders:
+            if recorder is not None:
+                recorder.start()
+                self._running.append(recorder)
+
+
+def open_all(folder: Path, desired: Mapping[str, Json], *, shadow: bool = False) -> Opened:
+    """Open the model and what it records, and warm it up."""
+    options = Options(folder, desired)
+    model, warm_ns = open_warm(options)
+    return Opened(options, model, warm_ns, shadow=shadow)
+
+
+def open_warm(options: Options) -> tuple[ServedModel, int]:
+    """The model, after warm-up inferences of one row and of a whole batch; and how long a whole batch took, in ns."""
+    engine = options.desired["engine"]
+    project = options.desired.get("project")
+    if project:
+        sys.path.insert(0, str(project))  # a family of the user's own lives there
+    threads = int(options.desired.get("options", {}).get("threads", 1))
+    model = open_served(Path(engine["dir"]), engine.get("meta", {}), threads=threads)
+    reach("replica.before_warm_up")
+    rows = options.limits.rows
+    model.warm_up(1)
+    model.warm_up(rows)
+    begun = time.perf_counter_ns()
+    model.warm_up(rows)
+    return model, time.perf_counter_ns() - begun
+
+
+def open_recorders(options: Options, model: ServedModel, *, shadow: bool = False) -> Recorders:
+    """Capture and labels as [monitor] has them; nothing without it. Copies' answers are captured apart, and marked."""
+    monitor: Mapping[str, Json] = options.desired.get("options", {}).get("monitor") or {}
+    if not monitor:
+        return Recorders()
+    engine, rules = options.desired["engine"], Rules.of(monitor.get("capture") or {})
+    roles = Roles.of(engine.get("meta", {}))
+    signature = Signature(model.inputs, model.outputs, model.batchable, roles)
+    meta = {"endpoint": options.desired["name"], "engine": engine["digest"], **({"shadow": True} if shadow else {})}
+    spool = Spool(options.folder / SHADOW, SEGMENT_SUFFIX) if shadow else None
+    capture = Capture(options.folder, meta, signature, rules, spool=spool) if rules.rate > 0 else None
+    if shadow:
+        return Recorders(capture)
+    return Recorders(capture, LabelLog(options.folder, roles, model.check_labels, private=rules.private, age=rules.age))

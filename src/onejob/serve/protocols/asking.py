@@ -1,0 +1,141 @@
+"""Who is asked, the engine that serves or one that is tried, and how its answer or its failure comes to the client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from onejob.serve.batch import Item
+from onejob.serve.model import Column
+from onejob.serve.protocols.http import Exchange
+from onejob.serve.router import Router
+from onejob.serve.service import Service
+
+Encode = Callable[[Exchange, Item, Service], None]
+Fault = Callable[[Exchange, Exception], int]
+"""Answers with an error; gives the status."""
+TRIAL_PART = 2
+"""A new engine gets this part of a request's time: the rest is for the old one, if it must answer instead."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A decoded request, and how its answer is encoded."""
+
+    columns: Mapping[str, Column]
+    timeout_ns: int
+    encode: Encode
+
+
+Decode = Callable[[Service], Asked]
+
+
+class Asking:
+    """Chooses an engine for each request, and sees that every request is answered, counted and logged once."""
+
+    def __init__(self, router: Router, fault: Fault) -> None:
+        self._router = router
+        self._fault = fault
+
+    def run(self, exchange: Exchange, decode: Decode) -> None:
+        """Decode, choose the engine, queue, and answer when it is done; every way out is counted and logged once."""
+        main = self._router.main
+        try:
+            asked = decode(main)
+        except Exception as error:
+            status = self._fault(exchange, error)
+            main.answered(exchange.request_id, None, error, status, exchange.received)
+            return
+        if self._router.new is None:
+            self._ask(exchange, asked, main)
+            return
+        key = exchange.headers.get(b"x-request-key", b"").decode("latin-1")
+        new = self._router.choose(asked.columns, key, exchange.request_id)
+        if new is None:
+            self._ask(exchange, asked, main)
+        elif new.shadow:
+            self._ask(exchange, asked, main)
+            self._copy(exchange, asked, new, decode)
+        else:
+            self._try(exchange, asked, new, decode)
+
+    def _ask(self, exchange: Exchange, asked: Asked, service: Service, *, instead_of: Service | None = None) -> None:
+        """Have it answered, whatever comes of it."""
+        exchange.engine = service.identity.digest
+
+        def settled(item: Item) -> None:
+            exchange.on_gone = None
+            error, status = self._encode(exchange, item, asked, service), 200
+            if error is not None:
+                status = self._fault(exchange, error)
+            elif instead_of is not None:
+                instead_of.counters.count("fallback")
+            service.answered(exchange.request_id, item, error, status, exchange.received)
+
+        try:
+            item = service.submit(
+                asked.columns,
+                settled,
+                received=exchange.received,
+                timeout_ns=asked.timeout_ns or None,
+                size=len(exchange.body),
+            )
+        except Exception as error:
+            status = self._fault(exchange, error)
+            service.answered(exchange.request_id, None, error, status, exchange.received)
+            return
+        exchange.on_gone = lambda: service.cancelled(item, exchange.request_id)
+
+    def _try(self, exchange: Exchange, asked: Asked, new: Service, decode: Decode) -> None:
+        """Have a new engine answer; the one that serves does, if that one can't."""
+        exchange.engine = new.identity.digest
+
+        def settled(item: Item) -> None:
+            exchange.on_gone = None
+            error = self._encode(exchange, item, theirs, new)
+            if error is None:
+                new.answered(exchange.request_id, item, None, 200, exchange.received)
+            else:
+                self._fall_back(exchange, asked, new, error)
+
+        try:
+            theirs = asked if self._router.same else decode(new)
+            budget = (theirs.timeout_ns or new.limits.timeout_ns) // TRIAL_PART
+            item = new.submit(
+                theirs.columns, settled, received=exchange.received, timeout_ns=budget, size=len(exchange.body)
+            )
+        except Exception as error:
+            self._fall_back(exchange, asked, new, error)
+            return
+        exchange.on_gone = lambda: new.cancelled(item, exchange.request_id)
+
+    def _fall_back(self, exchange: Exchange, asked: Asked, new: Service, error: Exception) -> None:
+        main = self._router.main
+        if main is not new:
+            self._ask(exchange, asked, main, instead_of=new)
+            return
+        status = self._fault(exchange, error)  # it serves alone by now: there is nobody else to ask
+        new.answered(exchange.request_id, None, error, status, exchange.received)
+
+    def _copy(self, exchange: Exchange, asked: Asked, new: Service, decode: Decode) -> None:
+        """Ask a new engine the same; its answer is counted and recorded as its own, and sent to nobody."""
+        request, begun = exchange.request_id, time.perf_counter_ns()
+
+        def settled(item: Item) -> None:
+            new.answered(request, item, item.error, 0, begun)
+
+        try:
+            theirs = asked if self._router.same else decode(new)
+            new.submit(theirs.columns, settled, received=begun, size=len(exchange.body))
+        except Exception as error:
+            new.answered(request, None, error, 0, begun)
+
+    def _encode(self, exchange: Exchange, item: Item, asked: Asked, service: Service) -> Exception | None:
+        """Answer with what an engine gave; gives why it can't."""
+        if item.error is None:
+            try:
+                asked.encode(exchange, item, service)
+            except Exception as wrong:
+                return wrong
+        return item.error
