@@ -13,8 +13,6 @@ import pytest
 
 from onejob.cli import main
 from onejob.cli import year as drawn
-from onejob.core.records import Decision, Promotion
-from onejob.core.state import PromotionState
 from onejob.errors import DataError, JobFileError, NotFoundError
 from onejob.families.tabular.metrics import score
 from onejob.loop import commands, replay
@@ -23,14 +21,9 @@ from onejob.loop.commands.start import copy_example
 from onejob.loop.commands.year import (
     YearView,
     drawing,
-    read_rules,
-    replay_job,
-    told_decision,
-    told_promotion,
     told_rows,
-    told_signal,
 )
-from onejob.loop.replay import Asker, Rows, by_month, known_by, plain, rows_of
+from onejob.loop.replay import Asker, Rows, by_month, known_by, plain, read_rules, replay_job, rows_of
 from onejob.loop.views import DemoView, EndpointView, RunView
 from onejob.loop.year import Figures, Month, Verdict, Year, constant_forecast, figures, months_of, verdict_of
 
@@ -292,27 +285,6 @@ def test_mistakes_in_the_rules_of_a_year_are_named(tmp_path: Path) -> None:
 
 
 # ---- what is told ------------------------------------------------------------------------------------------------
-
-
-def test_signals_are_told_with_their_evidence() -> None:
-    says = {"says": "run length: on average at least 100 blocks"}
-    assert told_signal("harm", "2013-04-25", 132.07, 100, says) == (
-        "signal harm in 2013-04-25: 132.1, threshold 100 (run length: on average at least 100 blocks)"
-    )
-    assert told_signal("labels", "2013-04-29", 36639.0, 20000, {}) == (
-        "signal labels in 2013-04-29: 36,639 fresh, 20,000 asked"
-    )
-    assert told_signal("schedule", "", 31 * DAY, 30 * DAY, {}) == "signal schedule: 31.0 days, every 30"
-    assert told_signal("hand", "", None, None, {}) == "signal hand"
-
-
-def test_decisions_and_promotions_are_told_with_their_reasons() -> None:
-    held = Decision(7, "flights", "hold", ("not proven",), ("9 more blocks",), "a", "b", None, "c", 0.0, look=2)
-    assert told_decision(held) == "gate (run 7, look 2): hold: not proven; missing: 9 more blocks"
-    back = Promotion(
-        1, "flights", "b" * 64, None, "a" * 64, None, {}, 0.0, 0.0, PromotionState.ROLLED_BACK, "harm: 120"
-    )
-    assert told_promotion(back) == "bbbbbbbbbbbb took the place of aaaaaaaaaaaa: rolled back: harm: 120"
 
 
 def test_rows_are_told_with_what_came_back() -> None:

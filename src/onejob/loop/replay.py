@@ -8,25 +8,40 @@ from __future__ import annotations
 
 import http.client
 import json
+import tomllib
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from onejob.core.artifact import Json
+from onejob.core.job import Job
+from onejob.core.spec import Duration, Model
 from onejob.core.traffic import SECOND
-from onejob.errors import ConflictError, DataError
+from onejob.data.spec import Spec as Data
+from onejob.errors import ConflictError, DataError, JobFileError, NotFoundError
 
 Array = NDArray[Any]
 
+RULES = "year.toml"
 REQUEST_ROWS = 1000
 LABEL_ROWS = 20_000
 """Labels in one message: they are durable when it is answered, so a few large ones spare the disk."""
 TIMEOUT = 120.0
+
+
+class Rules(Model):
+    """`year.toml` of an example: which rows are played."""
+
+    step: str
+    options: dict[str, Json]
+    delay: Duration = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,38 @@ class Answers:
     last_id: str = ""
     engines: dict[str, int] = field(default_factory=dict)
     """Engine's digest -> rows that it answered."""
+
+
+def read_rules(folder: Path) -> Rules:
+    """The rules of a folder; JobFileError with each mistake."""
+    path = folder / RULES
+    try:
+        return Rules.model_validate(tomllib.loads(path.read_text()))
+    except OSError as error:
+        raise NotFoundError("there is no year to play", place=str(path), cure="Play one of the examples.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise JobFileError([f"{path}: is not TOML: {error}"]) from error
+    except ValidationError as error:
+        raise JobFileError([f"{path} {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]) from error
+
+
+def replay_job(job: Job, rules: Rules) -> Job:
+    """The job's own [data] for the rows that are played: other options of one step, no split, nothing held out."""
+    spec = job.stages.get("data")
+    assert isinstance(spec, Data)
+    if not any(step.name == rules.step for step in spec.steps):
+        known = ", ".join(step.name for step in spec.steps)
+        raise JobFileError(
+            [f"{job.path} [data] steps: the year changes the step {rules.step!r}, which isn't there: {known}"]
+        )
+    steps = [
+        step.model_copy(update={"options": {**step.options, **rules.options}}) if step.name == rules.step else step
+        for step in spec.steps
+        if step.name != "split"
+    ]
+    expect = spec.expect.model_copy(update={"rows_min": None, "rows_max": None, "holdout_min": None})
+    data = spec.model_copy(update={"steps": steps, "expect": expect})
+    return replace(job, name=f"{job.name}-replay", stages={"data": data})
 
 
 def rows_of(columns: Mapping[str, Array], roles: Mapping[str, Json]) -> Rows:

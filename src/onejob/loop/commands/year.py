@@ -11,33 +11,42 @@ import json
 import shutil
 import tempfile
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from onejob.core.artifact import Json, short
 from onejob.core.context import InputArtifact
 from onejob.core.job import Job
 from onejob.core.plugin import load
-from onejob.core.records import Decision, Endpoint, Promotion
-from onejob.core.spec import Duration, Model
+from onejob.core.records import Decision, Endpoint
 from onejob.core.state import EndpointState
-from onejob.data.spec import Spec as Data
-from onejob.errors import ConflictError, JobFileError, NotFoundError, UnavailableError, UsageError
+from onejob.errors import ConflictError, UnavailableError, UsageError
 from onejob.loop.champion import dataset_of
 from onejob.loop.closing import RETRAIN, WATCHED, asked, close, scene_of
 from onejob.loop.commands.run import QUICK, SLOW, load_job, run_job
 from onejob.loop.endpoints import tend_endpoint
 from onejob.loop.reconcile import reconcile
-from onejob.loop.replay import Answers, Array, Asker, Rows, by_month, known_by, rows_of
+from onejob.loop.replay import (
+    RULES,
+    Answers,
+    Array,
+    Asker,
+    Rows,
+    Rules,
+    by_month,
+    known_by,
+    read_rules,
+    replay_job,
+    rows_of,
+)
 from onejob.loop.session import Session
 from onejob.loop.snapshots import run_view
+from onejob.loop.story import story
 from onejob.loop.tasks import lay_out
 from onejob.loop.traffic import seal_traffic
 from onejob.loop.views import RunView
@@ -46,7 +55,6 @@ from onejob.monitor.collect import counted
 from onejob.monitor.spec import DAY
 from onejob.monitor.spec import Spec as Monitor
 
-RULES = "year.toml"
 FOLDER = "year"
 """Below the example's folder: the figures and the plot."""
 SEALS = ("monitor.capture.age=1s",)
@@ -56,14 +64,6 @@ PATIENCE = 60.0
 
 OnMonth = Callable[[Month], None]
 OnView = Callable[[RunView], None]
-
-
-class Rules(Model):
-    """`year.toml` of an example: which rows are played."""
-
-    step: str
-    options: dict[str, Json]
-    delay: Duration = DAY
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class Played:
     failed: int = 0
     deployed: str = ""
     """What always deploying would serve."""
-    signal: int = 0
+    said: set[str] = field(default_factory=set)
     turn: int = 0
-    promotions: dict[int, str] = field(default_factory=dict)
-    """What was told of already."""
+    promotions: int = 0
+    """What was told of already: lines of the story, the newest turn, and how many promotions."""
 
 
 def has_year(folder: str | Path) -> bool:
@@ -125,38 +125,6 @@ def play_year(
     files, note = _write(place / FOLDER, year)
     champion = _ready(session, endpoint.name)
     return YearView(endpoint.name, year, champion.artifact, tuple(ancestry(session, champion)), files, note)
-
-
-def read_rules(folder: Path) -> Rules:
-    """The rules of a folder; JobFileError with each mistake."""
-    path = folder / RULES
-    try:
-        return Rules.model_validate(tomllib.loads(path.read_text()))
-    except OSError as error:
-        raise NotFoundError("there is no year to play", place=str(path), cure="Play one of the examples.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise JobFileError([f"{path}: is not TOML: {error}"]) from error
-    except ValidationError as error:
-        raise JobFileError([f"{path} {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]) from error
-
-
-def replay_job(job: Job, rules: Rules) -> Job:
-    """The job's own [data] for the rows that are played: other options of one step, no split, nothing held out."""
-    spec = job.stages.get("data")
-    assert isinstance(spec, Data)
-    if not any(step.name == rules.step for step in spec.steps):
-        known = ", ".join(step.name for step in spec.steps)
-        raise JobFileError(
-            [f"{job.path} [data] steps: the year changes the step {rules.step!r}, which isn't there: {known}"]
-        )
-    steps = [
-        step.model_copy(update={"options": {**step.options, **rules.options}}) if step.name == rules.step else step
-        for step in spec.steps
-        if step.name != "split"
-    ]
-    expect = spec.expect.model_copy(update={"rows_min": None, "rows_max": None, "holdout_min": None})
-    data = spec.model_copy(update={"steps": steps, "expect": expect})
-    return replace(job, name=f"{job.name}-replay", stages={"data": data})
 
 
 def _endpoint(session: Session, job: Job) -> Endpoint:
@@ -226,7 +194,7 @@ class _Game:
         rows, deployed = self.rows.take(part), self.played.deployed
         answers = self._ask(rows, self.rows.time[part.stop - 1])
         settle(self.session, self.name, on_view)
-        story, decisions, promoted = self._happened()
+        lines, decisions, promoted = self._happened()
         chances = {
             "static": self.scorer(self.first).answer(rows.columns),
             "loop": answers.chance,
@@ -239,7 +207,7 @@ class _Game:
         }
         verdict = verdict_of([(d.verdict, d.reasons, d.outcome) for d in decisions])
         share = float(label[answered].mean()) if answered.any() else float("nan")
-        return Month(month, int(answered.sum()), share, told, verdict, promoted, tuple(story))
+        return Month(month, int(answered.sum()), share, told, verdict, promoted, tuple(lines))
 
     def _ask(self, rows: Rows, now: float) -> Answers:
         """Traffic in its own order, then the labels that are known when the last of it has come."""
@@ -259,44 +227,29 @@ class _Game:
         return answers
 
     def _happened(self) -> tuple[list[str], list[Decision], bool]:
-        """What is new in the ledger since the last month, told in its order."""
-        ledger, played, story = self.session.ledger, self.played, []
-        for signal in reversed(ledger.list_signals(self.name)):
-            if signal.id > played.signal:
-                story.append(told_signal(signal.kind, signal.block, signal.value, signal.threshold, signal.evidence))
-                played.signal = signal.id
-        turns = [turn for turn in reversed(ledger.list_turns(self.name)) if turn.run > played.turn]
-        kinds = {turn.run: turn.kind for turn in turns}
-        decisions = [d for d in reversed(ledger.list_decisions(self.name)) if d.run in kinds]
-        by_run = {decision.run: decision for decision in decisions}
-        for turn in turns:
-            played.turn = turn.run
-            if turn.kind == RETRAIN:
-                story.append(self._told_retraining(turn.run))
-            if turn.outcome.startswith("failed"):
-                story.append(f"run {turn.run} {turn.outcome}")
-            if found := by_run.get(turn.run):
-                story.append(told_decision(found))
-                if turn.kind == RETRAIN:
-                    played.deployed = found.challenger
-        promotions = ledger.list_promotions(self.name)
-        fresh = [p for p in promotions if p.id not in played.promotions]
-        for promotion in reversed(promotions):
-            if played.promotions.get(promotion.id) != str(promotion.state):
-                story.append(told_promotion(promotion))
-                played.promotions[promotion.id] = str(promotion.state)
-        return story, decisions, bool(fresh)
+        """What is new in the endpoint's story since the last month; its decisions; whether an engine took over."""
+        ledger, played = self.session.ledger, self.played
+        lines: list[str] = []
+        for line in story(self.session, self.name):
+            if (said := f"{line.kind}: {line.text}") not in played.said:
+                played.said.add(said)
+                lines += [said, *(self._told_training(line.run) if line.kind == "run" and line.run else ())]
+        turns = {turn.run: turn for turn in ledger.list_turns(self.name) if turn.run > played.turn}
+        decisions = [decision for decision in reversed(ledger.list_decisions(self.name)) if decision.run in turns]
+        for decision in decisions:
+            if turns[decision.run].kind == RETRAIN:
+                played.deployed = decision.challenger
+        played.turn = max(turns, default=played.turn)
+        promoted = len(ledger.list_promotions(self.name)) - played.promotions
+        played.promotions += promoted
+        return lines, decisions, promoted > 0
 
-    def _told_retraining(self, run: int) -> str:
-        view = run_view(self.session, self.session.ledger.get_run(run))
-        text = f"run {run}: retrained because of {view.cause.get('reason', 'a signal')}"
-        rows = next((row for row in self.session.ledger.list_steps(run) if row.name == "data"), None)
-        if rows is None or rows.execution is None:
-            return text
-        digest = self.session.ledger.get_execution(rows.execution).outputs.get("dataset")
-        if digest is None:
-            return text
-        return f"{text}, on {told_rows(self.session.ledger.get_artifact(digest).meta)}"
+    def _told_training(self, run: int) -> Iterator[str]:
+        for row in self.session.ledger.list_steps(run):
+            if row.name == "data" and row.execution is not None:
+                outputs = self.session.ledger.get_execution(row.execution).outputs
+                if digest := outputs.get("dataset"):
+                    yield f"run: run {run} trains on {told_rows(self.session.ledger.get_artifact(digest).meta)}"
 
 
 def told_rows(meta: Mapping[str, Json]) -> str:
@@ -307,32 +260,6 @@ def told_rows(meta: Mapping[str, Json]) -> str:
     held = meta["splits"].get("holdout", {}).get("rows", 0)
     captured = extended["captured_rows"]
     return f"{rows} ({captured:,} came back, of which the newest {held:,} are held out)"
-
-
-def told_signal(kind: str, block: str, value: float | None, threshold: float | None, evidence: Any) -> str:
-    """`signal harm in 2013-04-12: 112.3, threshold 100 (run length: …)`."""
-    where = f" in {block}" if block else ""
-    amount = "" if value is None else f": {value:,.4g}" if kind != "schedule" else f": {value / DAY:.1f} days"
-    least = "" if threshold is None else f", threshold {threshold:,.4g}"
-    if kind == "schedule" and threshold is not None:
-        least = f", every {threshold / DAY:g}"
-    if kind == "labels" and value is not None and threshold is not None:
-        amount, least = f": {value:,.0f} fresh", f", {threshold:,.0f} asked"
-    says = evidence.get("says") if hasattr(evidence, "get") else None
-    return f"signal {kind}{where}{amount}{least}{f' ({says})' if says else ''}"
-
-
-def told_decision(decision: Decision) -> str:
-    look = f", look {decision.look}" if decision.look > 1 else ""
-    waits = f"; missing: {', '.join(decision.missing)}" if decision.missing else ""
-    return f"gate (run {decision.run}{look}): {decision.verdict}: {'; '.join(decision.reasons)}{waits}"
-
-
-def told_promotion(promotion: Promotion) -> str:
-    """Where a promotion stands."""
-    state = str(promotion.state).replace("_", " ")
-    reason = f": {promotion.reason}" if promotion.reason else ""
-    return f"{short(promotion.digest)} took the place of {short(promotion.former)}: {state}{reason}"
 
 
 # ---- the loop ----------------------------------------------------------------------------------------------------
