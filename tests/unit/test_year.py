@@ -13,6 +13,7 @@ import pytest
 
 from onejob.cli import main
 from onejob.cli import year as drawn
+from onejob.core.traffic import moment
 from onejob.errors import DataError, JobFileError, NotFoundError
 from onejob.families.tabular.metrics import score
 from onejob.loop import commands, replay
@@ -269,6 +270,13 @@ def test_the_rows_of_the_year_are_made_by_the_jobs_own_steps(tmp_path: Path) -> 
     assert after.expect.unique == before.expect.unique
     with pytest.raises(JobFileError, match="changes the step 'mine:own', which isn't there: drop_duplicates"):
         replay_job(job, rules.model_copy(update={"step": "mine:own"}))
+
+
+def test_the_examples_questions_are_older_than_its_year(tmp_path: Path) -> None:
+    place = copy_example("flights", tmp_path / "flights")
+    asked = json.loads((place / "example_request.json").read_text())["instances"]
+    latest = max(moment(row["departs"]) for row in asked)
+    assert latest < moment("2013-03-01T00:00:00-05:00"), "else the loop's clock, the newest event, would run ahead"
 
 
 def test_mistakes_in_the_rules_of_a_year_are_named(tmp_path: Path) -> None:

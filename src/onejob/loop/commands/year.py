@@ -7,6 +7,7 @@ events is asked at once, and the loop looks at the end of each month.
 
 from __future__ import annotations
 
+import datetime
 import json
 import shutil
 import tempfile
@@ -26,7 +27,7 @@ from onejob.core.plugin import load
 from onejob.core.records import Decision, Endpoint
 from onejob.core.state import EndpointState
 from onejob.errors import ConflictError, UnavailableError, UsageError
-from onejob.loop.champion import dataset_of
+from onejob.loop.champion import dataset_of, event_now
 from onejob.loop.closing import RETRAIN, WATCHED, asked, close, scene_of
 from onejob.loop.commands.run import QUICK, SLOW, load_job, run_job
 from onejob.loop.endpoints import tend_endpoint
@@ -224,6 +225,7 @@ class _Game:
         played.failed += answers.failed
         played.captured += int(np.isfinite(answers.chance).sum())
         _await_sealed(self.session, self.name, played)
+        _check_clock(self.session, self.name, now)
         return answers
 
     def _happened(self) -> tuple[list[str], list[Decision], bool]:
@@ -310,6 +312,15 @@ def _await_sealed(session: Session, name: str, played: Played) -> None:
             return
         time.sleep(0.1)
     raise UnavailableError("what was answered was not recorded in time", place=f"endpoint {name}")
+
+
+def _check_clock(session: Session, name: str, now: float) -> None:
+    """A question that somebody else asked without saying when is of today, and the loop's clock goes by the newest."""
+    newest = event_now(session, name)
+    if newest is not None and newest > now + 1:
+        date = datetime.datetime.fromtimestamp(newest, datetime.UTC).date().isoformat()
+        cure = "Play it in another --home, and give the event's time with each question."
+        raise ConflictError(f"it was asked about an event of {date}, later than what is played", place=name, cure=cure)
 
 
 def _ready(session: Session, name: str) -> Endpoint:
