@@ -10,9 +10,9 @@ help: ## list what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
 	  || grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST)
 
-demo: ## install, then run the flights job: raw data -> model -> an answered request
+demo: ## install, run the flights job to an answered request, then play its year (ARGS=--no-year: without)
 	@tools/setup.sh all
-	@$(BIN)/onejob demo flights
+	@$(BIN)/onejob demo flights $(ARGS)
 	@echo; echo "For these commands in this shell, first:  source .venv/bin/activate"
 
 setup: ## install everything for development into .venv, and what the tests need from apt
