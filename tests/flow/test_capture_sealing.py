@@ -21,6 +21,7 @@ from onejob.core.state import EndpointState
 from onejob.core.tensor import TensorSpec
 from onejob.core.traffic import CAPTURE, LABELS, OPEN
 from onejob.errors import NotFoundError
+from onejob.loop import traffic
 from onejob.loop.commands.keep import gc
 from onejob.loop.commands.label import label
 from onejob.loop.factory import open_session
@@ -186,6 +187,19 @@ def test_label_files_of_a_stopped_endpoint(session: Session, tmp_path: Path) -> 
     told = told_of(session, endpoint)
     assert (told["traffic"], told["labels"], told["label_coverage"]) == ("30 rows in 3 segments", 13, 0.3667)
     assert (told["labels_corrections"], told["labels_waiting"], told["label_delay_median"]) == (1, 1, 100.0)
+
+
+def test_labels_of_rows_that_show_does_not_read_are_not_called_unknown(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(session)
+    label(session, "flights", write(tmp_path / "a.csv", "flight,late,label_time\nk15,0,200\n"))
+    monkeypatch.setattr(traffic, "RECENT_ROWS", 10)
+    endpoint = session.ledger.get_endpoint("flights")
+    assert endpoint is not None
+    told = told_of(session, endpoint)
+    assert told["label_coverage"] == 0.1, "of the last of three segments"
+    assert "labels_waiting" not in told
 
 
 def test_a_parquet_file_by_other_names(session: Session, tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def test_each_bad_row_is_named_and_the_good_ones_stay() -> None:
     }.items():
         assert words in reasons[line], line
     assert batch.refused[0].value == "maybe"
+    assert "column 'late': 'maybe' is not 0/1" in batch.refused[0].reason
 
 
 def test_broken_lines_are_named_and_the_others_read() -> None:

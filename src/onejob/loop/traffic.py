@@ -158,5 +158,7 @@ def _coverage(session: Session, endpoint: Endpoint, traffic: list[Segment]) -> d
     found = read_traffic(files_of(session, recent[::-1]))
     read_labels: Callable[..., Any] = load("onejob.monitor.labels:read_labels")
     joined = load("onejob.monitor.joined:join")(found, read_labels(files_of(session, labels)))
-    counts = {f"labels_{name}": value for name, value in asdict(joined.counts).items() if value}
-    return {**overall(joined), **counts}
+    counts = asdict(joined.counts)
+    if len(recent) < len(traffic):
+        del counts["waiting"], counts["unknown"]  # they may well be for rows that weren't read
+    return {**overall(joined), **{f"labels_{name}": value for name, value in counts.items() if value}}

@@ -292,7 +292,7 @@ def _checked(value: Json, check: Check | None, text: bool) -> Json | ValueError:
         try:
             check([form])
         except OnejobError as error:
-            reason = error.message
+            reason = error.message.replace(", row 0:", ":")  # it was asked about one value
         else:
             return form
     return ValueError(value, f"is no label of this model: {reason}")
