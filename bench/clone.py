@@ -78,7 +78,12 @@ def make_demo(place: Path, environ: dict[str, str], parts: dict[str, float]) -> 
     """Run it, and book the time between its lines to the parts that they begin; gives what it printed."""
     lines, part, mark = [], "", time.perf_counter()
     command = subprocess.Popen(
-        ["make", "demo", "ARGS=--no-year"], cwd=place, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ["make", "demo", "ARGS=--no-year"],
+        cwd=place,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert command.stdout
     for line in command.stdout:
