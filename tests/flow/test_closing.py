@@ -60,6 +60,9 @@ class Airport:
     url: str
     source: random.Random = field(default_factory=lambda: random.Random(7))
     days: int = 0
+    newest: str = ""
+    asked: str = ""
+    """Id of the newest request for an answer."""
 
     def days_pass(self, count: int, late: Callable[[int], bool]) -> None:
         """Days of requests, each with its labels a day later; `late` is how it mostly turns out, by the hour."""
@@ -68,6 +71,7 @@ class Airport:
             rows = [self._row(day, number) for number in range(ROWS)]
             for start in range(0, ROWS, 50):
                 self._post(":predict", {"instances": rows[start : start + 50]})
+            self.asked = self.newest
             labels = [self._label(row, day, late(row["hour"])) for row in rows]
             told = self._post("/labels", {"labels": labels})
             assert (told["accepted"], told["refused"]) == (ROWS, 0)
@@ -90,6 +94,7 @@ class Airport:
     def _post(self, what: str, body: dict[str, Any]) -> Any:
         data = json.dumps(body).encode()
         with urllib.request.urlopen(f"{self.url}/v1/models/tiny{what}", data=data, timeout=30) as reply:
+            self.newest = str(reply.headers["x-request-id"])
             return json.loads(reply.read())
 
 
@@ -122,6 +127,7 @@ def story(session: Session) -> list[Any]:
     return [*turns, *session.ledger.list_decisions("tiny"), *session.ledger.list_promotions("tiny")]
 
 
+@pytest.mark.timeout(600)
 def test_a_challenger_takes_over_and_goes_back_when_it_does_harm(airport: Airport) -> None:
     project = airport.project
     airport.days_pass(16, late=lambda hour: hour < 12)
@@ -163,6 +169,15 @@ def test_a_challenger_takes_over_and_goes_back_when_it_does_harm(airport: Airpor
         assert len(session.ledger.list_turns("tiny", kind="retrain")) == 1
         assert sum(e.step == "train" for e in session.ledger.list_executions(job="tiny")) == 2
         session.release()
+    told = [(line["kind"], line["text"]) for line in project.json("why", "tiny")["story"]]
+    assert [kind for kind, _ in told][-5:] == ["signal", "run", "gate", "promotion", "rollback"], told
+    assert "the former champion was better" in told[-1][1]
+    nodes = project.json("trace", airport.asked)["nodes"]
+    labels = [node for node in nodes if node["kind"] == "label"]
+    assert labels[0]["name"] in ("row 0: 0", "row 0: 1")
+    assert labels[0]["detail"].startswith("known since 2024-0")
+    datasets = [node["detail"] for node in nodes if node["kind"] == "dataset"]
+    assert any("of them captured, 2024-02-01 to 2024-02-" in detail for detail in datasets), nodes
     refs = project.json("show", "tiny/engine@champion")
     assert refs["artifacts"][0]["digest"] == champion.artifact
 
