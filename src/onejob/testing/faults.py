@@ -76,6 +76,9 @@ POINTS: dict[str, str] = {
     # serve and monitor
     "host.before_start": "The host has its socket; no replica was started.",
     "host.before_switch": "New replicas are ready; the old ones still serve.",
+    "host.before_settle": "An engine that was tried is to take all, or to go back; nothing says so yet.",
+    "host.after_settle": "rollout.json says what goes on; the replicas weren't told.",
+    "replica.before_settle": "The host has told a replica which of its two engines goes on; it hasn't followed.",
     "host.retire": "Old replicas were asked to drain.",
     "replica.before_warm_up": "The model is loaded; it has answered nothing.",
     "replica.ready": "The replica is ready; its host doesn't know it.",
