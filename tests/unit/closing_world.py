@@ -141,10 +141,10 @@ class ClosingWorld(World):
         assert found is not None
         return found
 
-    def traffic(self, session: Session, begins: float, ends: float) -> None:
+    def traffic(self, session: Session, begins: float, ends: float, kind: str = "traffic") -> None:
         text = f"{begins} {ends}".encode()
         digest, size = session.blobs.put(text)
-        artifact = Artifact("traffic", (FileEntry("segment.arrows", digest, size),), {"begins": begins})
+        artifact = Artifact(kind, (FileEntry("segment.arrows", digest, size),), {"begins": begins})
         session.blobs.put(artifact.manifest_bytes())
         session.ledger.add_segment(NAME, artifact, begins=begins, ends=ends, rows=10)
 

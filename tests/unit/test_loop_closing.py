@@ -58,6 +58,16 @@ def test_a_block_that_ends_is_watched_once(world: ClosingWorld) -> None:
     assert len(world.of_kind(session, WATCHED)) == 2
 
 
+def test_labels_that_come_after_the_last_block_are_watched_once(world: ClosingWorld) -> None:
+    session = world.supervisor()
+    world.serve(session)
+    world.day(session, 2)
+    for hour in (1, 2):  # of the same day: one more watch
+        world.traffic(session, 15_003 * DAY, 15_003 * DAY + hour * 3600, kind="labels")
+        world.passes(session)
+    assert len(world.of_kind(session, WATCHED)) == 2
+
+
 def test_labels_retrain_and_the_gate_promotes_once(world: ClosingWorld) -> None:
     session = world.supervisor()
     champion = world.serve(session)

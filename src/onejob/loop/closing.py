@@ -26,7 +26,7 @@ from onejob.loop.background import (
     retrain_run,
     watch_run,
 )
-from onejob.loop.champion import event_now, is_rolled_back
+from onejob.loop.champion import RECENT, event_now, is_rolled_back, newest_event
 from onejob.loop.session import Session
 from onejob.loop.trigger import Answer, Facts, Rules, decide
 from onejob.monitor.collect import series_of
@@ -247,11 +247,13 @@ def roll_back(session: Session, scene: Scene, reason: str, cause: Mapping[str, J
 
 
 def _watch(session: Session, scene: Scene) -> None:
-    """A block has ended since the last watch."""
+    """A block has ended since the last watch, or labels of another block's time have come: they may be the last."""
     last = session.ledger.list_turns(scene.name, kind=WATCHED, limit=1)
-    if last and (last[0].taken is None or last[0].facts.get("until") == scene.until):
+    labels = newest_event(session.ledger.list_segments(scene.name, kind="labels", newest=RECENT))
+    seen = {"until": scene.until, "labels_until": None if labels is None else scene.begins(labels)}
+    if last and (last[0].taken is None or seen.items() <= last[0].facts.items()):
         return
-    facts = {"until": scene.until, "promotion": scene.probation.id if scene.probation else None}
+    facts = {**seen, "promotion": scene.probation.id if scene.probation else None}
     plan = partial(watch_run, session, scene, _fresh_from(session, scene))
     _start(session, scene, WATCHED, plan, facts)
 
