@@ -1,12 +1,23 @@
-"""What the host decides, without processes: back-off and verdicts; and the plan of [serve]."""
+"""What the host decides, without processes: back-off, verdicts, what becomes of a trial; and the plan of [serve]."""
 
 from __future__ import annotations
 
 import pytest
 
+from onejob.core.counters import BUCKETS, Counters
 from onejob.core.plan import Existing, Output, Upstream
 from onejob.errors import JobFileError
-from onejob.serve.rollout import BACKOFF_CAP, START_TRIES, Standing, backoff, judge
+from onejob.serve.rollout import (
+    BACKOFF_CAP,
+    START_TRIES,
+    Readings,
+    Standing,
+    Tally,
+    Trial,
+    backoff,
+    judge,
+    weigh,
+)
 from onejob.serve.spec import Spec, plan
 
 
@@ -65,7 +76,79 @@ def test_plan_serves_the_engine_or_else_the_checkpoint() -> None:
         plan(Spec(), upstream())
 
 
-@pytest.mark.parametrize("wrong", [{"name": "a/b"}, {"port": 70000}, {"replicas": 0}, {"batch": {"max": 0}}, {"x": 1}])
+def test_a_canary_is_planned_only_where_the_job_has_one() -> None:
+    planned = plan(Spec.model_validate({"rollout": {"canary": 0.1, "hold": "5m"}}), upstream(engine=Existing("e")))
+    assert planned.serving is not None
+    assert planned.serving.options["rollout"] == {
+        "canary": 0.1,
+        "hold": 300.0,
+        "requests": 100,
+        "shadow": False,
+        "max_errors": 0.01,
+        "max_slower": 1.5,
+    }
+    trial = Trial.of(planned.serving.options)
+    assert trial == Trial(share=0.1, hold=300.0, requests=100, shadow=False, max_errors=0.01, max_slower=1.5)
+    without = plan(Spec.model_validate({"rollout": {"shadow": True}}), upstream(engine=Existing("e"))).serving
+    assert without is not None
+    assert "rollout" not in without.options
+    assert Trial.of(without.options) is None
+
+
+TRIAL = Trial(share=0.1, hold=60.0, requests=100, shadow=False, max_errors=0.01, max_slower=1.5)
+
+
+def tally(answered: int = 0, failed: int = 0, ms: float = 5.0) -> Tally:
+    counters = Counters()
+    for _ in range(answered):
+        counters.observe(int(ms * 1e6))
+    return Tally(answered, failed, tuple(counters.latency))
+
+
+@pytest.mark.parametrize(
+    ("former", "new", "seconds", "word"),
+    [
+        (tally(900), tally(100), 59.0, "wait"),
+        (tally(900), tally(100), 60.0, "full"),
+        (tally(900), tally(99), 600.0, "wait"),  # the least number of requests
+        (tally(900), tally(99, 1), 60.0, "full"),  # 1 % is allowed
+        (tally(900), tally(98, 2), 59.0, "wait"),  # too few to say, before the time has come
+        (tally(900), tally(98, 2), 60.0, "back"),
+        (tally(900), tally(0, 3), 1.0, "wait"),
+        (tally(900), tally(0, 4), 1.0, "back"),
+        (tally(900), tally(90, 10), 1.0, "back"),
+        (tally(810, 90), tally(90, 10), 60.0, "full"),  # the old engine fails as often
+        (tally(900), tally(100, ms=30.0), 1.0, "back"),
+        (tally(900), tally(99, ms=30.0), 1.0, "wait"),  # too few to say how slow it is
+        (tally(99), tally(100, ms=30.0), 1.0, "wait"),  # and so with the old engine
+        (tally(900), tally(100, ms=6.0), 60.0, "full"),
+        (tally(900, ms=0.2), tally(100, ms=0.9), 60.0, "full"),  # under a millisecond
+    ],
+)
+def test_what_becomes_of_a_trial(former: Tally, new: Tally, seconds: float, word: str) -> None:
+    assert weigh(TRIAL, Readings(former, new, seconds))[0] == word
+
+
+def test_why_a_trial_went_back_has_figures() -> None:
+    _, why = weigh(TRIAL, Readings(tally(900), tally(90, 10), 1.0))
+    assert why == ("10 of its 100 requests failed (10.00%), 0 of 900 with the old engine (0.00%); max_errors is 0.01")
+    _, why = weigh(TRIAL, Readings(tally(900), tally(100, ms=30.0), 1.0))
+    assert "ms over 100 requests" in why
+    assert "max_slower is 1.5" in why
+    assert weigh(TRIAL, Readings(Tally(), Tally(), 1.0, faulty="the engine hangs")) == ("back", "the engine hangs")
+    assert weigh(TRIAL, Readings(Tally(), Tally(), 1.0, deaths=1)) == ("wait", "")
+    assert weigh(TRIAL, Readings(Tally(), Tally(), 1.0, deaths=2))[0] == "back"
+
+
+def test_tallies_add_up() -> None:
+    both = tally(3, 1) + tally(2, 2)
+    assert (both.requests, both.failed, sum(both.latency), len(both.latency)) == (8, 3, 5, BUCKETS)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"name": "a/b"}, {"port": 70000}, {"replicas": 0}, {"batch": {"max": 0}}, {"x": 1}, {"rollout": {"canary": 1.5}}],
+)
 def test_spec_refuses(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         Spec.model_validate(wrong)
