@@ -252,6 +252,21 @@ def test_a_host_killed_while_it_settles_leaves_no_mixed_state(
         assert {answer[3] for answer in load.answers[-20:]} == {"new" if good else "old"}
 
 
+def test_a_replica_killed_as_it_settles_comes_back_with_the_engine_that_goes_on(tmp_path: Path) -> None:
+    with endpoint(tmp_path / "ep") as made:
+        made.want(save_affine(tmp_path / "old", scale=1), digest="old", replicas=2)
+        made.start(ONEJOB_FAULT="replica.before_settle").ready()
+        made.want(save_affine(tmp_path / "new", scale=2), generation=2, digest="new", replicas=2, rollout=QUICK)
+        pids = [replica["pid"] for replica in tried(made, 2)["replicas"]]
+        with Load(made.port):
+            made.wait(lambda state: state["generation"] == 2 and not set(pids) & set(made.pids))
+            made.ready(2)
+        with Load(made.port) as load:
+            load.more()
+        assert load.failures == []
+        assert {digest for *_, digest in load.answers} == {"new"}
+
+
 def test_one_death_of_a_replica_is_forgiven_and_the_second_is_not(tmp_path: Path) -> None:
     with endpoint(tmp_path / "ep") as made:
         made.want(save_affine(tmp_path / "old", scale=1), digest="old")

@@ -295,6 +295,12 @@ def read_state(folder: Path) -> dict[str, Json]:
     return _read(folder / "state.json")
 
 
+def served_digest(folder: Path) -> str | None:
+    """The engine that a host falls back on while another is tried, and after it went back."""
+    digest: str | None = _read(folder / "rollout.json").get("serving", {}).get("engine", {}).get("digest")
+    return digest
+
+
 def _read(path: Path) -> dict[str, Json]:
     try:
         data: Json = json.loads(path.read_bytes())

@@ -11,6 +11,7 @@ from onejob.core.artifact import short
 from onejob.core.faults import reach
 from onejob.core.state import RunState
 from onejob.errors import NotFoundError
+from onejob.loop.endpoints import served_digest
 from onejob.loop.executions import LIVE
 from onejob.loop.resolve import resolve
 from onejob.loop.session import Session
@@ -125,8 +126,9 @@ def _idle_folders(session: Session, plan: GcPlan, before: float) -> Iterator[Pat
         if folder.name not in live_keys and _untouched(folder, before):
             yield folder
     for endpoint in ledger.list_endpoints():
-        for folder in sorted((session.home.endpoint(endpoint.name) / "engines").glob("*")):
-            if folder.name != endpoint.artifact and _untouched(folder, before):
+        place = session.home.endpoint(endpoint.name)
+        for folder in sorted((place / "engines").glob("*")):
+            if folder.name not in (endpoint.artifact, served_digest(place)) and _untouched(folder, before):
                 yield folder
 
 
