@@ -136,7 +136,8 @@ def labels_of(session: Session, endpoint: Endpoint, request: str) -> list[tuple[
         labels = session.ledger.list_segments(endpoint.name, kind="labels")
         joined = join(found.take(rows), read_labels(files_of(session, labels)))
         known = zip(joined.traffic.row.tolist(), joined.label.tolist(), joined.label_time.tolist(), strict=True)
-        return [(row, label, when / SECOND if label is not None else None) for row, label, when in known]
+        told = [(row, label, when / SECOND if label is not None else None) for row, label, when in known]
+        return sorted(told, key=lambda each: each[0])
     return []
 
 
