@@ -44,7 +44,7 @@ def test_the_story_of_an_endpoint(world: ClosingWorld, monkeypatch: pytest.Monke
         ("rollback", run.id),
     ]
     texts = [line.text for line in told.story]
-    assert texts[0] == "labels of 2011-01-28: 1, 0.5 is the threshold (so)"
+    assert texts[0] == "labels of 2011-01-28: 1 fresh ones, 0 are asked (so)"
     assert texts[1] == f"run {run.id} retrains, since labels of 2011-01-28: promote"
     assert texts[2].startswith(f"look 1: promote {short(challenger)} against {short(champion)}: because promote")
     assert texts[3] == f"{short(challenger)} takes the place of {short(champion)}, by run {run.id}"

@@ -13,6 +13,7 @@ import pytest
 
 from onejob.cli import main
 from onejob.cli import year as drawn
+from onejob.core.records import Signal
 from onejob.core.traffic import moment
 from onejob.errors import DataError, JobFileError, NotFoundError
 from onejob.families.tabular.metrics import score
@@ -21,12 +22,12 @@ from onejob.loop.commands.run import load_job
 from onejob.loop.commands.start import copy_example
 from onejob.loop.commands.year import (
     YearView,
-    drawing,
     told_rows,
 )
 from onejob.loop.replay import Asker, Rows, by_month, known_by, plain, read_rules, replay_job, rows_of
+from onejob.loop.story import _signals
 from onejob.loop.views import DemoView, EndpointView, RunView
-from onejob.loop.year import Figures, Month, Verdict, Year, constant_forecast, figures, months_of, verdict_of
+from onejob.loop.year import Figures, Month, Verdict, Year, constant_forecast, drawing, figures, months_of, verdict_of
 
 DAY = 86400.0
 MARCH = 1362114000.0
@@ -293,6 +294,17 @@ def test_mistakes_in_the_rules_of_a_year_are_named(tmp_path: Path) -> None:
 
 
 # ---- what is told ------------------------------------------------------------------------------------------------
+
+
+def test_signals_are_told_in_their_own_unit() -> None:
+    def told(kind: str, value: float, threshold: float) -> str:
+        given = Signal(1, "flights", kind, "2013-04-25", value, threshold, {}, None, None, 0, 0.0, 0.0, 7)
+        return next(iter(_signals([given]))).text
+
+    assert told("harm", 132.07, 100) == "harm of 2013-04-25: 132.1, 100 is the threshold"
+    assert told("labels", 36639.0, 20000) == "labels of 2013-04-25: 36,639 fresh ones, 20,000 are asked"
+    days = "schedule of 2013-04-25: 31.0 days since the last retraining, 30 are allowed"
+    assert told("schedule", 31 * DAY, 30 * DAY) == days
 
 
 def test_rows_are_told_with_what_came_back() -> None:

@@ -10,7 +10,9 @@ from onejob.core.records import Decision, Promotion, Signal, Turn
 from onejob.core.state import PromotionState
 from onejob.loop.closing import LOOK, RETRAIN, asked, scene_of, waits_for_a_person
 from onejob.loop.session import Session
+from onejob.loop.trigger import SCHEDULE
 from onejob.loop.views import StoryLine
+from onejob.monitor.spec import DAY
 
 
 def story(session: Session, name: str) -> list[StoryLine]:
@@ -47,7 +49,7 @@ def _signals(signals: list[Signal]) -> Iterator[StoryLine]:
         groups.setdefault((signal.kind, signal.run), []).append(signal)
     for (kind, run), found in groups.items():
         first = found[0]
-        figures = f": {first.value:.4g}, {first.threshold:.4g} is the threshold" if _measured(first) else ""
+        figures = _figures(first)
         says = first.evidence.get("says") or first.evidence.get("reason") or ""
         more = f"; {len(found) - 1:,} more such" if len(found) > 1 else ""
         block = f" of {first.block}" if first.block else ""
@@ -55,8 +57,15 @@ def _signals(signals: list[Signal]) -> Iterator[StoryLine]:
         yield StoryLine(first.event_time, "signal", text if run else f"{text}; it has caused no run", run)
 
 
-def _measured(signal: Signal) -> bool:
-    return signal.value is not None and signal.threshold is not None
+def _figures(signal: Signal) -> str:
+    """What was measured, in its own unit."""
+    if signal.value is None or signal.threshold is None:
+        return ""
+    if signal.kind == "labels":
+        return f": {signal.value:,.0f} fresh ones, {signal.threshold:,.0f} are asked"
+    if signal.kind == SCHEDULE:
+        return f": {signal.value / DAY:.1f} days since the last retraining, {signal.threshold / DAY:g} are allowed"
+    return f": {signal.value:.4g}, {signal.threshold:.4g} is the threshold"
 
 
 def _turns(session: Session, turns: list[Turn]) -> Iterator[StoryLine]:

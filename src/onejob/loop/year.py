@@ -127,5 +127,19 @@ def verdict_of(decisions: Sequence[tuple[str, Sequence[str], str]]) -> Verdict:
     return Verdict(decision, told)
 
 
+def drawing(year: Year) -> dict[str, Any]:
+    """What a plot needs of a year; a constant forecast ranks nothing, so it has no AUC worth a line."""
+    of = {name: [month.policies[name] for month in year.months] for name in (*POLICIES, CONSTANT)}
+    return {
+        "months": [month.month for month in year.months],
+        "curves": {
+            "auc": {name: [figures.auc for figures in of[name]] for name in POLICIES},
+            "log_loss": {name: [figures.log_loss for figures in of[name]] for name in of},
+        },
+        "shares": [month.late_share for month in year.months],
+        "promoted": [month.promoted for month in year.months],
+    }
+
+
 def _json(value: float) -> Json:
     return None if math.isnan(value) else value

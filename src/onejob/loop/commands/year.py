@@ -50,8 +50,19 @@ from onejob.loop.snapshots import run_view
 from onejob.loop.story import story
 from onejob.loop.tasks import lay_out
 from onejob.loop.traffic import seal_traffic
-from onejob.loop.views import RunView
-from onejob.loop.year import CONSTANT, POLICIES, Figures, Month, Year, constant_forecast, figures, months_of, verdict_of
+from onejob.loop.views import RunView, StoryLine
+from onejob.loop.year import (
+    CONSTANT,
+    POLICIES,
+    Figures,
+    Month,
+    Year,
+    constant_forecast,
+    drawing,
+    figures,
+    months_of,
+    verdict_of,
+)
 from onejob.monitor.collect import counted
 from onejob.monitor.spec import DAY
 from onejob.monitor.spec import Spec as Monitor
@@ -95,7 +106,7 @@ class Played:
     failed: int = 0
     deployed: str = ""
     """What always deploying would serve."""
-    said: set[str] = field(default_factory=set)
+    said: set[StoryLine] = field(default_factory=set)
     turn: int = 0
     promotions: int = 0
     """What was told of already: lines of the story, the newest turn, and how many promotions."""
@@ -233,9 +244,12 @@ class _Game:
         ledger, played = self.session.ledger, self.played
         lines: list[str] = []
         for line in story(self.session, self.name):
-            if (said := f"{line.kind}: {line.text}") not in played.said:
-                played.said.add(said)
-                lines += [said, *(self._told_training(line.run) if line.kind == "run" and line.run else ())]
+            if line not in played.said:
+                played.said.add(line)
+                lines += [
+                    f"{line.kind}: {line.text}",
+                    *(self._told_training(line.run) if line.kind == "run" and line.run else ()),
+                ]
         turns = {turn.run: turn for turn in ledger.list_turns(self.name) if turn.run > played.turn}
         decisions = [decision for decision in reversed(ledger.list_decisions(self.name)) if decision.run in turns]
         for decision in decisions:
@@ -370,20 +384,6 @@ def ancestry(session: Session, endpoint: Endpoint) -> Iterator[str]:
     if extended := about.get("extended"):
         base = session.ledger.get_artifact(extended["base"]).meta
         yield f"its base {short(extended['base'])}: {told_rows(base)}"
-
-
-def drawing(year: Year) -> dict[str, Any]:
-    """What a plot needs of a year; a constant forecast ranks nothing, so it has no AUC worth a line."""
-    of = {name: [month.policies[name] for month in year.months] for name in (*POLICIES, CONSTANT)}
-    return {
-        "months": [month.month for month in year.months],
-        "curves": {
-            "auc": {name: [figures.auc for figures in of[name]] for name in POLICIES},
-            "log_loss": {name: [figures.log_loss for figures in of[name]] for name in of},
-        },
-        "shares": [month.late_share for month in year.months],
-        "promoted": [month.promoted for month in year.months],
-    }
 
 
 def _write(folder: Path, year: Year) -> tuple[tuple[str, ...], str]:
