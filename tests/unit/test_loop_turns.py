@@ -36,6 +36,18 @@ def test_a_chain_runs_in_order_and_sets_its_refs(world):
     assert not (session.home.work(made.id) / "out").exists()
 
 
+def test_results_never_go_back_to_an_older_run_that_ends_later(world):
+    session = world.supervisor()
+    older = world.add(session, world.step("a"), refs={"tiny/data@latest": Output("a", "out")})
+    newer = world.add(session, world.step("b"), refs={"tiny/data@latest": Output("b", "out")})
+    assert drive(session, newer).state is RunState.DONE
+    latest = session.ledger.get_ref("tiny/data@latest")
+    assert drive(session, older).state is RunState.DONE
+    assert session.ledger.get_ref("tiny/data@latest") == latest
+    said = [e.data["text"] for e in session.ledger.events(subject=f"run/{older.id}") if e.kind == "warning"]
+    assert said == [f"run {newer.id} of this job ended first: its results stay the latest, and are what is served"]
+
+
 def test_the_same_again_is_cached_in_a_single_pass(world):
     session = world.supervisor()
     drive(session, world.add(session, *world.chain("a", "b")))

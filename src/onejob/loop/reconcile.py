@@ -16,16 +16,14 @@ from pathlib import Path
 from onejob.core.artifact import Json
 from onejob.core.faults import reach
 from onejob.core.key import StepKey, explain
-from onejob.core.plan import Existing, Output, Source, Step
+from onejob.core.plan import Output, Step
 from onejob.core.records import ClaimRequest, Execution, Run, StepRow
 from onejob.core.state import EndpointState, ExecutionState, RunState, StepState
 from onejob.errors import (
     CancelledError,
     DamagedError,
     LeaseLostError,
-    NotFoundError,
     OnejobError,
-    SourceError,
     StepError,
     StoreError,
 )
@@ -33,7 +31,8 @@ from onejob.loop.champion import keeps_champion
 from onejob.loop.closing import close
 from onejob.loop.endpoints import tend_endpoint, want_serving
 from onejob.loop.executions import LIVE, tend_execution, tend_rest
-from onejob.loop.keys import key_of, source_artifact
+from onejob.loop.keys import key_of
+from onejob.loop.results import error_text, input_digests, missing_outputs
 from onejob.loop.session import Full, Session
 from onejob.loop.traffic import seal_traffic
 
@@ -365,45 +364,6 @@ def _failure(held: Held, row: StepRow) -> Json:
     if row.execution and (error := held.session.ledger.get_execution(row.execution).error):
         return {**error, "step": row.name}
     return {**StepError(row.reason, place=row.name).to_json(), "step": row.name}
-
-
-def input_digests(session: Session, step: Step, rows: Mapping[str, StepRow]) -> dict[str, str]:
-    """Input name -> artifact digest, for a step whose earlier steps are done; sources are hashed where they lie."""
-    digests = {}
-    for name, value in step.inputs.items():
-        match value:
-            case Source():
-                artifact, locations = source_artifact(value)
-                if not value.files:
-                    raise SourceError(f"input {name!r} names no files", place=step.name)
-                session.blobs.put(artifact.manifest_bytes())
-                session.ledger.add_artifact(artifact, locations=locations)
-                digests[name] = artifact.digest
-            case Output(earlier, output):
-                execution = session.ledger.get_execution(rows[earlier].execution or "")
-                digests[name] = execution.outputs[output]
-            case Existing(digest):
-                digests[name] = session.ledger.get_artifact(digest).digest
-    return digests
-
-
-def missing_outputs(session: Session, execution: Execution) -> str:
-    """The first output of a done execution that `gc` has freed, or of which a file is gone; or nothing."""
-    for name, digest in execution.outputs.items():
-        try:
-            artifact = session.ledger.get_artifact(digest)
-        except NotFoundError:
-            return name
-        if not all(session.blobs.has(entry.digest) for entry in artifact.files):
-            return name
-    return ""
-
-
-def error_text(execution: Execution) -> str:
-    """How an execution ended, in one line."""
-    error = execution.error or {}
-    text = f"{error['place']}: {error.get('message', '')}" if error.get("place") else error.get("message", "")
-    return f"{text} {error.get('cure', '')}".strip() or f"it was {execution.state}"
 
 
 def _needs(step: Step) -> dict[str, Json]:

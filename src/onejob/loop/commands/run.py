@@ -34,7 +34,8 @@ from onejob.errors import (
 from onejob.loop.closing import watch_service
 from onejob.loop.keys import Keyed, code_of, key_of, source_artifact
 from onejob.loop.planning import RUN, STAGES, plan_job
-from onejob.loop.reconcile import OPEN, Outlook, missing_outputs, reconcile
+from onejob.loop.reconcile import OPEN, Outlook, reconcile
+from onejob.loop.results import missing_outputs
 from onejob.loop.session import Session
 from onejob.loop.snapshots import ended, run_view
 from onejob.loop.views import CheckView, PlannedStep, RunView
