@@ -15,6 +15,7 @@ import nanoarrow as na
 import numpy as np
 import polars as pl
 import pytest
+from conftest import make_project
 from nanoarrow import ipc
 from onnx import TensorProto, helper, numpy_helper
 from served_models import Endpoint, alive, endpoint, save, save_affine, wait_for
@@ -302,6 +303,27 @@ def test_another_wish_in_the_middle_of_a_trial_ends_it(tmp_path: Path) -> None:
             assert made.state["digest"] == "old"
             made.ready(5)
         assert load.failures == []
+
+
+def test_a_job_with_a_canary_is_done_when_its_engine_has_taken_all(tmp_path: Path) -> None:
+    tiny = make_project(tmp_path, stages="train")
+    serve = '[serve]\nrollout = { canary = 0.5, hold = "1s", requests = 0 }\n'
+    job = (tiny.folder / "job.toml").read_text() + serve
+    tiny.write("job.toml", job)
+    served = []
+    try:
+        for epochs in (2, 3):
+            tiny.write("job.toml", job.replace("epochs = 2", f"epochs = {epochs}"))
+            tiny.steps()
+            (endpoint,) = tiny.json("ps")["endpoints"]
+            assert endpoint["state"] == "ready"
+            served.append(ask(int(endpoint["url"].rpartition(":")[2]), "/v2")[2])
+        log = (tiny.home / "endpoints" / "tiny" / "host-1" / "log").read_text()
+        assert "generation 2 is tried" in log
+        assert "generation 2 serves" in log
+    finally:
+        tiny.cli("stop", "tiny")
+    assert served[0] != served[1] == tiny.digests()["checkpoint"]
 
 
 def test_in_the_shadow_a_new_engine_is_asked_and_never_heard(tmp_path: Path) -> None:

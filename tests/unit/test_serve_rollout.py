@@ -88,7 +88,9 @@ def test_a_canary_is_planned_only_where_the_job_has_one() -> None:
         "max_slower": 1.5,
     }
     trial = Trial.of(planned.serving.options)
-    assert trial == Trial(share=0.1, hold=300.0, requests=100, shadow=False, max_errors=0.01, max_slower=1.5)
+    assert trial == Trial(
+        share=0.1, hold=300.0, requests=100, shadow=False, max_errors=0.01, max_slower=1.5, floor_ms=3.0
+    )
     without = plan(Spec.model_validate({"rollout": {"shadow": True}}), upstream(engine=Existing("e"))).serving
     assert without is not None
     assert "rollout" not in without.options
@@ -127,6 +129,21 @@ def tally(answered: int = 0, failed: int = 0, ms: float = 5.0) -> Tally:
 )
 def test_what_becomes_of_a_trial(former: Tally, new: Tally, seconds: float, word: str) -> None:
     assert weigh(TRIAL, Readings(former, new, seconds))[0] == word
+
+
+def mixed(low: int, high: int) -> Tally:
+    """So many answers of 5 ms, and of 50."""
+    return Tally(
+        low + high, 0, tuple(a + b for a, b in zip(tally(low).latency, tally(high, ms=50.0).latency, strict=True))
+    )
+
+
+def test_latency_must_be_clearly_worse_while_the_trial_lasts_and_less_so_at_its_end() -> None:
+    """A tenth of slow answers moves the 90th percentile; of a few requests, so many may be chance."""
+    for high, before, after in ((10, "wait", "full"), (14, "wait", "back"), (25, "back", "back")):
+        new = mixed(100 - high, high)
+        assert weigh(TRIAL, Readings(tally(900), new, 59.0))[0] == before
+        assert weigh(TRIAL, Readings(tally(900), new, 60.0))[0] == after
 
 
 def test_why_a_trial_went_back_has_figures() -> None:

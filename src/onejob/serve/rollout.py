@@ -20,9 +20,11 @@ START_TRIES = 3
 DEATHS = 1
 """So many deaths of a replica are forgiven while it tries an engine: they may have another cause."""
 FLOOR_MS = 1.0
-"""A difference in latency that is smaller doesn't count: on quick models it is the scheduler's."""
-WIDTH = 3.0
-"""Before the time has come, failures must exceed the limit by so many standard deviations (and so many failures)."""
+"""A difference in latency that is smaller doesn't count: on quick models it is the scheduler's. Neither do the
+milliseconds that a request may wait for company: in a small share it finds less."""
+WIDTH, LAST_WIDTH = 3.0, 1.0
+"""So many standard deviations what was measured must lie beyond a limit: while the trial lasts, since it is looked at
+again and again; and at its end."""
 
 Verdict = Literal["wait", "switch", "give up"]
 Word = Literal["wait", "full", "back"]
@@ -64,6 +66,7 @@ class Trial:
     shadow: bool
     max_errors: float
     max_slower: float
+    floor_ms: float = FLOOR_MS
 
     @classmethod
     def of(cls, options: Mapping[str, Json]) -> Trial | None:
@@ -78,6 +81,7 @@ class Trial:
             shadow=bool(told.get("shadow", False)),
             max_errors=float(told.get("max_errors", 0.01)),
             max_slower=float(told.get("max_slower", 1.5)),
+            floor_ms=FLOOR_MS + float((options.get("batch") or {}).get("wait_ms", 2.0)),
         )
 
 
@@ -105,12 +109,13 @@ class Tally:
     def error_share(self) -> float:
         return self.failed / self.requests if self.requests else 0.0
 
-    @property
-    def p90_ms(self) -> float | None:
-        return quantile(self.latency, 0.9)
+    def p90_ms(self, widths: float = 0.0) -> float | None:
+        """The 90th percentile of latency, or its bound so many standard deviations above (below: negative)."""
+        level = 0.9 + widths * (0.9 * 0.1 / max(sum(self.latency), 1)) ** 0.5
+        return quantile(self.latency, min(max(level, 0.0), 1.0))
 
     def to_json(self) -> dict[str, Json]:
-        p90 = self.p90_ms
+        p90 = self.p90_ms()
         return {"requests": self.requests, "failed": self.failed, "p90_ms": None if p90 is None else round(p90, 3)}
 
 
@@ -133,7 +138,7 @@ def weigh(trial: Trial, now: Readings) -> tuple[Word, str]:
     if now.deaths > DEATHS:
         return "back", f"{now.deaths} replicas ended while they tried it"
     over = now.seconds >= trial.hold and now.new.requests >= trial.requests
-    if why := _fails(trial, now, over=over) or _is_slow(trial, now):
+    if why := _fails(trial, now, over=over) or _is_slow(trial, now, over=over):
         return "back", why
     return ("full" if over else "wait"), ""
 
@@ -149,13 +154,15 @@ def _fails(trial: Trial, now: Readings, *, over: bool) -> str:
     )
 
 
-def _is_slow(trial: Trial, now: Readings) -> str:
-    new, former = now.new.p90_ms, now.former.p90_ms
+def _is_slow(trial: Trial, now: Readings, *, over: bool) -> str:
+    widths = LAST_WIDTH if over else WIDTH
+    new, former = now.new.p90_ms(-widths), now.former.p90_ms(widths)
     if new is None or former is None or min(now.new.requests, now.former.requests) < max(trial.requests, 1):
         return ""
-    if new <= former * trial.max_slower or new - former < FLOOR_MS:
+    if new <= former * trial.max_slower or new - former < trial.floor_ms:
         return ""
     return (
-        f"its 90th percentile of latency is {new:.2f} ms over {now.new.requests} requests, {former:.2f} ms over "
-        f"{now.former.requests} with the old engine; max_slower is {trial.max_slower:g}"
+        f"its 90th percentile of latency is {now.new.p90_ms():.2f} ms over {now.new.requests} requests, "
+        f"{now.former.p90_ms():.2f} ms over {now.former.requests} with the old engine; max_slower is "
+        f"{trial.max_slower:g}"
     )

@@ -57,7 +57,7 @@ class Rollout(Model):
         1.5,
         ge=1,
         description="How many times the old engine's 90th percentile of latency the new one's may be; beyond that the "
-        "old one takes over again. A difference under a millisecond doesn't count.",
+        "old one takes over again. A difference under a millisecond and batch.wait_ms doesn't count.",
     )
 
 
