@@ -227,10 +227,10 @@ def brief(reasons: list[str]) -> list[str]:
 
 
 def summary(found: list[dict[str, Any]]) -> None:
-    print("\ncaught: promoted by the gate, rolled back on probation; missed: promoted, and kept")
+    print("\ncaught: promoted by the gate, rolled back on probation; kept: promoted, and not rolled back")
     print("alone: were all promoted by hand, so many would have been rolled back (all labels there)")
-    print("harm: truth above the 0.01 that the rule allows; 'missed harm' counts only such\n")
-    print("challenger         n   mean truth  harm  rejected  held  promoted  caught  missed  missed harm  alone")
+    print("harm: truth above the 0.01 that the rule allows; missed: kept, and such harm\n")
+    print("challenger         n   mean truth  harm  rejected  held  promoted  caught  kept  missed  alone")
     for name in dict.fromkeys(each["name"] for each in found):
         some = [each for each in found if each["name"] == name]
         let = [each for each in some if each["gate"] == "promote"]
@@ -243,7 +243,7 @@ def summary(found: list[dict[str, Any]]) -> None:
             sum(each["truth"] > 0.01 for each in kept),
             sum(each["mended"] == "roll_back" for each in some),
         ]
-        cells = "".join(f"{n:>{w}}" for n, w in zip(counts, (6, 10, 6, 10, 8, 8, 13, 7), strict=True))
+        cells = "".join(f"{n:>{w}}" for n, w in zip(counts, (6, 10, 6, 10, 8, 6, 8, 7), strict=True))
         print(f"{name:17} {len(some):2}  {np.mean([each['truth'] for each in some]):+10.4f}{cells}")
 
 
