@@ -1,7 +1,7 @@
 """Promotions and rollbacks under steady load: does any request fail, and does each answer name one of the two engines?
 
     python bench/promotions.py [--promotions 20] [--rollbacks 5] [--connections 8] [--canary 0.2] [--hold 2]
-        [--max-slower 3]
+        [--max-slower 1.5]
 
 One endpoint with two replicas serves a small affine model; each new engine multiplies by another number, so an answer
 shows which engine computed it. A client asks without pause on kept-alive connections, each request under one of a
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--canary", type=float, default=0.2)
     parser.add_argument("--hold", type=float, default=2.0)
-    parser.add_argument("--max-slower", type=float, default=3.0)
+    parser.add_argument("--max-slower", type=float, default=1.5)
     options = parser.parse_args()
     print(describe())
     with tempfile.TemporaryDirectory() as folder:
