@@ -305,6 +305,62 @@ def test_another_wish_in_the_middle_of_a_trial_ends_it(tmp_path: Path) -> None:
         assert load.failures == []
 
 
+HANGING = """
+import time
+import numpy as np
+from onejob.core.tensor import TensorSpec
+
+
+class Encoding:
+    inputs = (TensorSpec("x", "FP64", (-1,)),)
+    features = outputs = ()
+    served = (TensorSpec("y", "FP32", (-1,)),)
+
+    def __init__(self, hangs):
+        self.hangs = hangs
+
+    def encode(self, columns):
+        return {"x": np.array([[value] * 4 for value in columns["x"]], np.float32)}
+
+    def decode(self, outputs):
+        time.sleep(0.002)  # slow enough for a thread of its own
+        if self.hangs and outputs["y"].min() > 5:
+            time.sleep(3600)
+        return {"y": outputs["y"][:, 0]}
+
+
+def load(data):
+    return Encoding(data["hangs"])
+"""
+
+
+def test_an_engine_that_hangs_goes_back_and_its_requests_are_answered(tmp_path: Path) -> None:
+    package = tmp_path / "project" / "hanging"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "encode.py").write_text(HANGING)
+    for name in ("old", "new"):
+        (save_affine(tmp_path / name) / "encoding.json").write_text(json.dumps({"hangs": name == "new"}))
+    options: dict[str, Any] = {
+        "meta": {"engine": "onnxruntime", "family": "hanging"},
+        "project": str(package.parent),
+        "timeout": 2.0,
+    }
+    with endpoint(tmp_path / "ep") as made:
+        made.want(tmp_path / "old", digest="old", **options)
+        made.start().ready()
+        rollout = {**LONG, "canary": 1.0}
+        made.want(tmp_path / "new", generation=2, digest="new", rollout=rollout, **options)
+        tried(made, 2)
+        path, well, stuck = "/v1/models/affine:predict", b'{"instances": [{"x": 1}]}', b'{"instances": [{"x": 9}]}'
+        assert ask(made.port, path, well)[::2] == (200, "new")
+        assert ask(made.port, path, stuck)[::2] == (200, "old")
+        state = went_back(made, 2)
+        assert "the engine hangs" in state["error"]["message"]
+        assert ask(made.port, path, stuck)[::2] == (200, "old")
+        assert made.stop() == 0
+
+
 def test_a_job_with_a_canary_is_done_when_its_engine_has_taken_all(tmp_path: Path) -> None:
     tiny = make_project(tmp_path, stages="train")
     serve = '[serve]\nrollout = { canary = 0.5, hold = "1s", requests = 0 }\n'
