@@ -48,7 +48,7 @@ def draw_months(
         axes[-1].bar(range(len(months)), [100 * share for share in shares], color="#cccccc", width=0.6)
         axes[-1].set_ylabel("late, %")
         axes[-1].set_xticks(range(len(months)), months)
-        axes[0].legend(loc="lower left", ncols=2, frameon=False)
+        axes[1].legend(loc="upper right", frameon=False)  # the panel that has every policy
         paths = [target.with_suffix(".svg"), target.with_suffix(".png")]
         figure.savefig(paths[0], metadata={"Date": None})
         figure.savefig(paths[1], dpi=130)
