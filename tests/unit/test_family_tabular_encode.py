@@ -65,6 +65,11 @@ def test_constant_and_empty_columns_encode_to_zero():
     encoding = fit({"distance": np.full(4, 7.0), "wind": np.full(4, np.nan)})
     found = encoding.encode({**columns(), "distance": np.full(4, 7.0), "wind": np.full(4, np.nan)})["numbers"]
     assert found.tolist() == [[0, 0, 1]] * 4
+    again = encode.load(json.loads(json.dumps(encoding.to_json())))
+    live = again.encode({**columns(), "distance": np.full(4, 900.0), "wind": np.full(4, 5.0)})["numbers"]
+    assert live[:, :2].tolist() == [[0, 0]] * 4, (
+        "nothing was learnt of these columns, so no value of theirs says anything"
+    )
 
 
 def test_what_comes_as_json_encodes_to_the_same_bytes_as_what_was_trained_on():

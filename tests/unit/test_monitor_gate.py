@@ -228,6 +228,8 @@ def test_a_replay_that_breaks_rejects_even_without_evidence() -> None:
     assert decide(days(5, -0.05), NOT_WORSE, replay=failing).reasons[0].startswith("3 of 1000 replayed requests failed")
     slow = gate.Replay(1000, 0, 0, 20.0, 4.0)
     assert decide(days(28, -0.05), NOT_WORSE, replay=slow).verdict == "reject"
+    noise = gate.Replay(1000, 0, 0, 1.1, 0.5)
+    assert decide(days(28, -0.05), NOT_WORSE, replay=noise).verdict == "promote"
     fine = gate.Replay(1000, 2, 2, 6.0, 4.0)
     assert decide(days(28, -0.05), NOT_WORSE, replay=fine).verdict == "promote"
 

@@ -27,6 +27,9 @@ from onejob.monitor.blocks import MIN_ROWS, Array, Grouping, means
 
 Verdict = Literal["promote", "hold", "reject"]
 
+FLOOR_MS = 5.0
+"""A p99 that is higher by no more than this is the machine's noise: two equal models gave 0.5 and 1.1 ms."""
+
 PROBATION_BOUND = 0.1
 """Nats. Two models of the same kind seldom lie further apart in a block; see `harm.BOUND` and the bench."""
 
@@ -348,7 +351,8 @@ def _broken(replay: Replay | None, rules: Rules) -> list[str]:
         found.append(
             f"{replay.errors} of {replay.requests} replayed requests failed, {replay.champion_errors} with the champion"
         )
-    if replay.p99_ms > rules.max_slower * replay.champion_p99_ms:
+    slower = replay.p99_ms - replay.champion_p99_ms
+    if replay.p99_ms > rules.max_slower * replay.champion_p99_ms and slower > FLOOR_MS:
         found.append(f"p99 of the replay is {replay.p99_ms:.1f} ms, the champion's {replay.champion_p99_ms:.1f} ms")
     return found
 

@@ -60,6 +60,7 @@ class Number:
     name: str
     mean: float
     std: float
+    """0 where training saw one value, or none: nothing was learnt of it, so every value is then 0 to the model."""
     nulls: bool
 
 
@@ -188,7 +189,7 @@ class Encoding:
 
     @cached_property
     def _scales(self) -> Array:
-        return np.array([1.0 / column.std for column in self.numbers])
+        return np.array([1.0 / column.std if column.std else 0.0 for column in self.numbers])
 
     def _scaled(self, values: Array) -> Array:
         """[n, numbers] float64 with NaN -> [n, numbers + indicators] float32 without."""
@@ -275,13 +276,13 @@ def _fit_number(name: str, column: Column) -> Number:
 
 
 def _moments(known: Array) -> tuple[float, float]:
-    """Mean and standard deviation; (mean, 1) for a constant column, (0, 1) for an empty one."""
+    """Mean and standard deviation; (mean, 0) for a constant column, (0, 0) for an empty one."""
     if not len(known):
-        return 0.0, 1.0
+        return 0.0, 0.0
     mean = math.fsum(known.tolist()) / len(known)
     deviations = known - mean
     std = math.sqrt(math.fsum((deviations * deviations).tolist()) / len(known))
-    return mean, std if std > 1e-12 * max(1.0, abs(mean)) else 1.0
+    return mean, std if std > 1e-12 * max(1.0, abs(mean)) else 0.0
 
 
 def _fit_label(name: str, column: Column, task: Task | None) -> Label:
@@ -292,7 +293,7 @@ def _fit_label(name: str, column: Column, task: Task | None) -> Label:
         return Label(name, task, classes=_fit_classes(name, values))
     if task == "regression":
         mean, std = _moments(_label_numbers(Label(name, task), values, np.isfinite, "a finite number"))
-        return Label(name, task, mean=mean, std=std)
+        return Label(name, task, mean=mean, std=std or 1.0)
     return Label(name, task)
 
 
