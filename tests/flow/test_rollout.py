@@ -359,6 +359,8 @@ def test_an_engine_that_hangs_goes_back_and_its_requests_are_answered(tmp_path: 
         assert "the engine hangs" in state["error"]["message"]
         assert ask(made.port, path, stuck)[::2] == (200, "old")
         assert made.stop() == 0
+        made.start()  # who starts it again asks for another trial
+        tried(made, 2)
 
 
 def test_a_job_with_a_canary_is_done_when_its_engine_has_taken_all(tmp_path: Path) -> None:

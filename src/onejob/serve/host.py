@@ -176,7 +176,7 @@ class Host:
         place.start_at = now + backoff(place.deaths)
         logger.error("replica %d ended with %s", child.pid, child.how_ended())
         self._forget(child)
-        if child.error is None:
+        if child.error is None or generation is self._current:  # one that served is tried again, whatever it said
             place.child = None
 
     def _retire_dead(self) -> None:
@@ -188,8 +188,6 @@ class Host:
 
     def _start_due(self, generation: Generation, now: float) -> None:
         for place in generation.places:
-            if place.child is not None and place.child.ended() and generation is self._current:
-                place.child = None  # one that served before is tried again, whatever it said
             if place.child is None and now >= place.start_at:
                 reach("host.before_start")
                 place.child = Child.start(self._folder, generation.told, generation.listener)
@@ -330,6 +328,8 @@ class Host:
             child.kill()
         self._current = self._next = None
         self._leaving = []
+        if (known := read_json(self._folder / ROLLOUT) or {}).get("back"):
+            self._remember(known["serving"])  # who starts it again asks for another trial
         self._retire_dead()
         self._error = None
         self._write_state(stopped=True)
