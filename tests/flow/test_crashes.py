@@ -34,8 +34,16 @@ OPTIMIZE_POINTS = {
 }
 """Point -> the step from which a forced run begins: the one that the point before it has killed."""
 SERVE_POINTS = sorted(point for point in POINTS if point.split(".")[0] in ("endpoint", "endpoints", "host", "replica"))
-NOT_AT_START = ("host.before_switch", "host.retire", "replica.draining", "replica.before_log")
-"""Points of a change of version and of traffic: tests/flow/test_serve_host.py passes them."""
+NOT_AT_START = (
+    "host.before_switch",
+    "host.retire",
+    "replica.draining",
+    "replica.before_log",
+    "host.before_settle",
+    "host.after_settle",
+    "replica.before_settle",
+)
+"""Points of a change of version and of traffic: tests/flow/test_serve_host.py and test_rollout.py pass them."""
 
 
 def kill_at(project: Project, point: str, *args: str) -> None:

@@ -177,6 +177,9 @@ def test_json_is_one_document_whatever_comes(tiny: Project, tmp_path: Path) -> N
         "init": [str(tmp_path), "--from", "nothing.csv"],
         "demo": ["nothing"],
         "label": ["nothing", "nothing.csv"],
+        "signal": ["nothing"],
+        "promote": ["nothing"],
+        "rollback": ["nothing"],
         "restore": ["nothing.tar"],
         "backup": [str(tmp_path / "nowhere" / "b.tar")],
     }
