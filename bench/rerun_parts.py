@@ -21,7 +21,7 @@ PARTS = {
     "code, packages and sources for the keys": [
         "onejob.loop.commands.run:preflight",
         "onejob.loop.reconcile:key_of",
-        "onejob.loop.reconcile:source_artifact",
+        "onejob.loop.results:source_artifact",
     ],
     "files of cached outputs looked for": ["onejob.loop.reconcile:missing_outputs"],
     "endpoint": ["onejob.loop.reconcile:want_serving"],
