@@ -369,6 +369,15 @@ def test_the_demo_plays_its_year_and_ends_with_a_table(played: list[Any], capsys
         assert text in out
 
 
+def test_the_second_demo_in_a_home_says_that_the_year_was_played(
+    played: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "looked_after", lambda session, view: True)
+    code, out, err = call(capsys, "flights")
+    assert (code, err, played) == (0, "", [True])
+    assert "Its year was played in this home before" in out
+
+
 def test_without_its_year_the_demo_stops_after_the_answer(
     played: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

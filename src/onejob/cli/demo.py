@@ -21,6 +21,9 @@ FEW = 5
 """Columns of a question that are shown: enough to tell its rows apart."""
 
 
+PLAYED = "Its year was played in this home before (the folder's year/ has the plot); another --home plays it again."
+
+
 @verb(
     "demo",
     examples=[
@@ -51,6 +54,9 @@ def command(call: Call, name: str, folder: str | None, no_year: bool) -> None:
             view = commands.demo(session, name, place, on_view=on_view, year=not no_year)
         if no_year or not commands.has_year(place):
             call.show(view, lambda made: Group(render(made), advice(made, call)))
+            return
+        if not call.file and commands.looked_after(session, view):
+            call.show(view, lambda made: Group(render(made), "", PLAYED, advice(made, call)))
             return
         if not call.as_json:
             output.write(render(view), sys.stdout)

@@ -8,7 +8,7 @@ from onejob.loop.commands.look import ps, show, trace
 from onejob.loop.commands.promote import promote, rollback
 from onejob.loop.commands.run import check, run, up
 from onejob.loop.commands.signal import signal
-from onejob.loop.commands.start import demo, doctor, init, list_examples, schema
+from onejob.loop.commands.start import demo, doctor, init, list_examples, looked_after, schema
 from onejob.loop.commands.stop import stop
 from onejob.loop.commands.year import has_year, play_year
 from onejob.loop.factory import open_session as open
@@ -25,6 +25,7 @@ __all__ = [
     "label",
     "list_examples",
     "logs",
+    "looked_after",
     "open",
     "play_year",
     "promote",

@@ -69,6 +69,12 @@ def demo(
     )
 
 
+def looked_after(session: Session, view: DemoView) -> bool:
+    """Whether the loop has been at work on the demo's endpoint: its year was played in this home before."""
+    served = view.run.endpoint
+    return served is not None and bool(session.ledger.list_turns(served.name, limit=1))
+
+
 def copy_example(name: str, folder: Path) -> Path:
     """The example's files, copied where the user can change them; a file that is there already is never overwritten."""
     examples = files("onejob") / "examples"
