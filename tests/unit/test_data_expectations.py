@@ -83,11 +83,11 @@ def test_dropped_rows_count_against_those_that_stay() -> None:
 def test_the_error_shows_all_of_them_with_small_tables() -> None:
     many = pl.concat([FRAME] * 4)
     found = broken(many, not_null=["origin"], matches={"id": "[a-c]"}, rows_min=100)
-    text = str(expectations.error(found, COLUMNS, "/work/offending.arrow"))
+    text = str(expectations.error(found, COLUMNS, "/job/offending.arrow"))
     assert text.startswith("[data] expect: 3 expectations don't hold\nrows_min = 100: there are 16 rows\n")
     assert "  id  late  origin  distance\n  d   1     LGA     40.0\n" in text
     assert "  origin  id  late  distance\n  null    c   0     null\n" in text
-    assert text.endswith(". All the rows at fault: /work/offending.arrow")
+    assert text.endswith(". All the rows at fault: /job/offending.arrow")
 
 
 def test_long_values_and_many_rows_are_cut_short() -> None:
