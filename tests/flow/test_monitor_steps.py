@@ -19,7 +19,7 @@ from onejob.data.spec import Spec as DataSpec
 from onejob.data.spec import plan_extend
 from onejob.engines.dataset import read_split
 from onejob.errors import DataError
-from onejob.monitor.plan import GATE, Window, gate_step, labelled_step, watch_step
+from onejob.monitor.plan import GATE, Earlier, Window, gate_step, labelled_step, watch_since, watch_step
 from onejob.monitor.spec import Spec
 
 DATA = DataSpec.model_validate({"source": "rows.csv", "columns": COLUMNS})
@@ -253,28 +253,31 @@ def test_fresh_labels_are_a_signal(tmp_path: Path) -> None:
         assert kinds == ([("labels", fresh, "2024-01-10")] if fresh >= 400 else [])
 
 
-def test_an_earlier_report_gives_the_blocks_before_the_window(tmp_path: Path) -> None:
-    world, spec = World(tmp_path), rules(block={"rows_min": 20})
-    days, model = Days(40, 80, turn=30), world.model(1.5)
+def test_a_chain_of_watches_finds_what_one_over_all_rows_finds(tmp_path: Path) -> None:
+    """Each watch reads only what can still change, and the reports are the same, however long the champion serves."""
+    world, spec = World(tmp_path), rules(block={"rows_min": 20}, horizon="3d", harm={"reference_blocks": 7})
+    days, model = Days(60, 80, turn=50), world.model(1.5)
     parts = {"traffic.000001": world.traffic(days), "labels.000002": world.labels(days)}
     base = world.dataset(Days(30, 80, seed=4, first=-30))
 
-    def watch(since: float, until: float, **before: InputArtifact) -> InputArtifact:
-        window = Window(START + since * DAY, START + until * DAY, START + until * DAY)
+    def watch(until: float, earlier: InputArtifact | None = None, settled: float = 0.0) -> InputArtifact:
+        before = Earlier(ANY, START + settled * DAY) if earlier else None
+        since = watch_since(spec, before.settled_until if before else START)
+        window = Window(since, START + until * DAY, START + until * DAY)
         rows = world.run(labelled_step(spec, segments(parts), window), parts, "labelled")
-        given = {"labelled": rows, "dataset": base, "champion": model, **before}
-        step = watch_step(spec, family=FAMILY, since=START, **dict.fromkeys(given, ANY))
-        return world.run(step, given, "report")
+        given = {"labelled": rows, "dataset": base, "champion": model}
+        step = watch_step(spec, family=FAMILY, since=START, before=before, **dict.fromkeys(given, ANY))
+        return world.run(step, {**given, "before": earlier} if earlier else given, "report")
 
-    whole = report_of(watch(0, 38))
-    chained = report_of(watch(1.5, 38, before=watch(0, 32)))
-    assert [each["block"] for each in chained["blocks"]] == [each["block"] for each in whole["blocks"]]
-    assert chained["blocks"][0]["loss"] == whole["blocks"][0]["loss"]
-    assert chained["blocks"][1]["rows"] == 80, "the block in which the window begins is the earlier report's"
-    assert [(each["kind"], each["block"]) for each in chained["signals"]] == [
-        (each["kind"], each["block"]) for each in whole["signals"]
-    ]
-    assert whole["signals"]
+    whole, chained = report_of(watch(58)), watch(20)
+    for until, settled in ((30, 17), (45, 27), (52, 42), (58, 49)):
+        chained = watch(until, chained, settled)
+    told = report_of(chained)
+    for same in ("blocks", "harm", "labels", "signals"):
+        assert told[same] == whole[same], same
+    assert [each["kind"] for each in whole["signals"]].count("harm") >= 1
+    assert len(whole["blocks"]) == 58
+    assert told["coverage"]["rows"] == (58 - 49 + 15) * 80, "and it has read no more rows than those"
 
 
 @pytest.mark.parametrize(("former", "verdict"), [(1.5, "roll_back"), (-1.5, "keep"), (0.0, "keep")])

@@ -51,7 +51,7 @@ def test_all_that_ask_are_consumed_by_one_run() -> None:
 @pytest.mark.parametrize(
     ("more", "waits"),
     [
-        ({"is_open": True}, "a retraining goes on"),
+        ({"is_open": True}, "a retraining, or another look of the gate, goes on"),
         ({"today": 2}, "the budget of 2 a day is used up"),
         ({"last": 98 * DAY}, "the cool-down is over in 5.0 days of event time"),
         ({"fresh": 99}, "99 fresh labels, and 100 are asked"),

@@ -13,6 +13,7 @@ from onejob.core.records import Segment
 from onejob.errors import UsageError
 from onejob.loop.keys import code_of
 from onejob.monitor.plan import (
+    Earlier,
     Window,
     gate_since,
     gate_step,
@@ -75,9 +76,10 @@ def test_the_watch_takes_what_it_is_given() -> None:
     plain = watch(spec())
     assert set(plain.inputs) == {"labelled", "dataset", "champion"}
     assert (plain.options["probation"], plain.options["labels_min"]) == (None, None)
-    whole = watch(spec(gate=GATE, retrain={"labels_min": 9}), former=ENGINE, before=SET, fresh_from=5.0)
+    whole = watch(spec(gate=GATE, retrain={"labels_min": 9}), former=ENGINE, before=Earlier(SET, 7.0), fresh_from=5.0)
     assert set(whole.inputs) == {"labelled", "dataset", "champion", "former", "before"}
     assert (whole.options["probation"], whole.options["labels_min"], whole.options["fresh_from"]) == (14, 9, 5.0)
+    assert (plain.options["settled_until"], whole.options["settled_until"]) == (None, 7.0)
     assert watch(spec(gate=GATE)).options["probation"] is None, "nothing is on probation without a former champion"
     by_week = spec(gate={**GATE, "probation": "15d"}, block={"by": "week"})
     assert watch(by_week, former=ENGINE).options["probation"] == 3

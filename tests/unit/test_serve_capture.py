@@ -82,6 +82,8 @@ def test_any_arrow_reader_reads_it_and_null_is_null(tmp_path: Path) -> None:
         "begins": 1.0,
         "ends": 1.0,
         "rows": 3,
+        "requests": 1,
+        "newest": [1.0],
         "columns": {"label": "late", "time": "departs", "id": "flight"},
         "private": {},
         "rate": 1.0,

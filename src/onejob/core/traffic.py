@@ -4,7 +4,7 @@
     capture/sealed/*.arrows   whole and durable; the loop makes `traffic` artifacts of them
     labels/open/*.jsonl       labels that a replica was given: a line each, durable before they are acknowledged
     labels/sealed/*.jsonl     the loop makes `labels` artifacts of them
-    private.key               with which private values are hashed; it never leaves the home
+    private.key               with which private values are hashed; it leaves the home in backups only
 
 A segment's columns: `request`, `row`, `arrived` and `time` (microseconds, UTC), `key`, `input.<name>`,
 `output.<name>`. Its schema's metadata holds, under `onejob`, {"format", "endpoint", "engine", "columns", "private",
@@ -34,6 +34,8 @@ META = "onejob"
 
 SECOND = 1_000_000
 """Moments are whole microseconds since the epoch."""
+STRAYS = 8
+"""So many of the newest requests may be wrong about their event time without stopping the loop's clock."""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _FIRST, _LAST = -62_135_596_800, 253_402_300_799

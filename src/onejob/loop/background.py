@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from onejob.core.artifact import Json
 from onejob.core.plan import Existing, Output, Plan, Step, Upstream
-from onejob.core.records import Decision, Endpoint, NewRun, Promotion, Run
+from onejob.core.records import Decision, Endpoint, NewRun, Promotion, Run, Turn
+from onejob.core.spec import counted
 from onejob.core.state import PromotionState
 from onejob.data import spec as data
 from onejob.errors import NotFoundError
@@ -22,6 +23,7 @@ from onejob.loop.session import Session
 from onejob.monitor.plan import (
     GATE,
     LABELLED,
+    Earlier,
     Window,
     gate_since,
     gate_step,
@@ -70,11 +72,13 @@ class Scene:
         return block_begins(time, self.spec.block.by, self.spec.block.zone)
 
 
-def watch_run(session: Session, scene: Scene, fresh_from: float | None) -> NewRun:
-    """Watch the champion, up to the last whole block."""
+def watch_run(session: Session, scene: Scene, fresh_from: float | None, last: Turn | None = None) -> NewRun:
+    """Watch the champion, up to the last whole block; what the `last` watch has settled isn't looked at again."""
     made = maker(session, scene.endpoint)
     family, env = _family(made), _env(made)
-    window = Window(watch_since(scene.spec, scene.since), scene.until, scene.now)
+    before = _earlier(scene, last)
+    since = scene.since if before is None else before.settled_until
+    window = Window(watch_since(scene.spec, since), scene.until, scene.now)
     labelled = labelled_step(scene.spec, session.ledger.list_segments(scene.name), window)
     former = scene.probation.former if scene.probation and scene.spec.gate else None
     watch = watch_step(
@@ -85,10 +89,27 @@ def watch_run(session: Session, scene: Scene, fresh_from: float | None) -> NewRu
         champion=Existing(scene.endpoint.artifact),
         since=scene.since,
         former=Existing(former) if former else None,
+        before=before,
         fresh_from=fresh_from,
     )
     cause: dict[str, Json] = {"kind": "monitor", "endpoint": scene.name, "reason": "a block has ended"}
     return _new(made, (labelled, watch), env, cause)
+
+
+def watch_facts(scene: Scene) -> dict[str, Json]:
+    """What a later watch must agree on to go on from this one's report."""
+    values = counted(scene.spec)
+    return {"since": scene.since, "rules": {name: values[name] for name in ("block", "horizon", "harm")}}
+
+
+def _earlier(scene: Scene, last: Turn | None) -> Earlier | None:
+    """The last watch's report, if it is of the same champion under the same rules and spares some rows."""
+    if last is None or not last.facts.get("report") or last.champion != scene.endpoint.artifact:
+        return None
+    settled_until = scene.begins(last.event_time - scene.spec.horizon)
+    if not watch_facts(scene).items() <= last.facts.items() or settled_until <= scene.since:
+        return None
+    return Earlier(Existing(last.facts["report"]), settled_until)
 
 
 def retrain_cut(scene: Scene) -> float:

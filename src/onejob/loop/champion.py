@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 from onejob.core.artifact import Json, short
 from onejob.core.records import Endpoint, Promotion, Run, Segment
 from onejob.core.state import PromotionState, RunState
+from onejob.core.traffic import STRAYS
 from onejob.errors import NotFoundError
 from onejob.loop.lineage import producer
 from onejob.loop.session import Session
@@ -20,16 +21,35 @@ from onejob.loop.session import Session
 MADE_FROM = ("data", "train", "optimize")
 """Tables of which a change means that a person wants another model."""
 RECENT = 16
-"""Segments of which the newest event says what time it is. Replicas seal independently, so the last one alone would
-make the clock jump back; and one event from the far future is forgotten once so many others have come."""
+"""Segments of which the newest requests say what time it is. Replicas seal independently, so the last one alone would
+make the clock jump back; and what is wrong about its time is forgotten once so many others have come."""
+STRAY_SHARE = 0.01
+"""A request that doesn't tell its event time is of today, though all others may be of last year: up to this share of
+the recent ones (and no more than STRAYS) can't move the clock."""
 
 
 def event_now(session: Session, name: str) -> float | None:
-    """The event time of an endpoint: that of its newest traffic; None without any."""
-    return newest_event(session.ledger.list_segments(name, kind="traffic", newest=RECENT))
+    """The event time of an endpoint: that of its newest traffic, but for a few strays; None without any."""
+    newest = session.ledger.list_segments(name, kind="traffic", newest=RECENT)
+    segments = [segment for segment in newest if segment.rows]
+    if not segments:
+        return None
+    numbers = tuple(segment.number for segment in segments)
+    if (told := session.clocks.get(name)) is None or told[0] != numbers:
+        metas = [session.ledger.get_artifact(segment.digest).meta for segment in segments]
+        told = session.clocks[name] = (numbers, clock_of(metas))
+    return told[1]
+
+
+def clock_of(metas: Sequence[Mapping[str, Json]]) -> float:
+    """The event time of the newest request of some traffic artifacts, but for a few strays."""
+    times = sorted((time for meta in metas for time in meta["newest"]), reverse=True)
+    strays = min(STRAYS, int(STRAY_SHARE * sum(meta["requests"] for meta in metas)))
+    return float(times[min(strays, len(times) - 1)])
 
 
 def newest_event(segments: Sequence[Segment]) -> float | None:
+    """When the newest of what these segments hold happened."""
     return max((segment.ends for segment in segments), default=None)
 
 

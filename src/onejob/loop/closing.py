@@ -7,7 +7,6 @@ and does nothing twice. docs/design/closing.md tells what happens when; all time
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,20 +23,24 @@ from onejob.loop.background import (
     look_run,
     retrain_cut,
     retrain_run,
+    watch_facts,
     watch_run,
 )
 from onejob.loop.champion import RECENT, event_now, is_rolled_back, newest_event
 from onejob.loop.session import Session
 from onejob.loop.trigger import Answer, Facts, Rules, decide
-from onejob.monitor.collect import series_of
-from onejob.monitor.plan import GATE, WATCH, slo_signals
+from onejob.monitor.plan import GATE, WATCH
 from onejob.monitor.spec import DAY, Spec
 
 WATCHED, RETRAIN, LOOK = "watch", "retrain", "look"
+JUDGED = (RETRAIN, LOOK)
+"""Turns that may end with another engine: one at a time, or what one is held against has gone when it ends."""
 UP = (EndpointState.STARTING, EndpointState.READY, EndpointState.FAILED)
 LOOKS = 4
 """So often a challenger is held on evidence that would do; then it is given up."""
 WAITS = "promote"
+OTHER_CHAMPION = "not promoted: the endpoint serves another engine than the one it was compared with"
+"""The outcome of a decision that came too late; its challenger is held against the engine that serves now."""
 FAILED = "failed"
 
 
@@ -179,7 +182,7 @@ def _outcome(scene: Scene, decision: Decision) -> str:
     if decision.challenger == scene.endpoint.artifact:
         return "it serves already"
     if decision.champion != scene.endpoint.artifact:
-        return "not promoted: the endpoint serves another engine than the one it was compared with"
+        return OTHER_CHAMPION
     if is_rolled_back(decision.challenger, scene.promotions):
         return "not promoted: it was rolled back before, and only a person may promote it again"
     return ""
@@ -253,8 +256,8 @@ def _watch(session: Session, scene: Scene) -> None:
     seen = {"until": scene.until, "labels_until": None if labels is None else scene.begins(labels)}
     if last and (last[0].taken is None or seen.items() <= last[0].facts.items()):
         return
-    facts = {**seen, "promotion": scene.probation.id if scene.probation else None}
-    plan = partial(watch_run, session, scene, _fresh_from(session, scene))
+    facts = {**seen, **watch_facts(scene), "promotion": scene.probation.id if scene.probation else None}
+    plan = partial(watch_run, session, scene, _fresh_from(session, scene), last[0] if last else None)
     _start(session, scene, WATCHED, plan, facts)
 
 
@@ -268,21 +271,27 @@ def _fresh_from(session: Session, scene: Scene) -> float | None:
 
 
 def _look_again(session: Session, scene: Scene) -> None:
-    """A challenger was held, and blocks have ended since: let the gate look again, a few times."""
+    """Let the gate look again at a challenger: a few times at one that was held, when blocks have ended since; at once
+    where another engine has come to serve in the meantime."""
     decisions = session.ledger.list_decisions(scene.name, limit=LOOKS * 8)
-    if not decisions or decisions[0].verdict != "hold" or decisions[0].champion != scene.endpoint.artifact:
+    if not decisions or scene.spec.gate is None:
         return
-    held = decisions[0]
+    held, champion = decisions[0], scene.endpoint.artifact
+    too_late = held.outcome == OTHER_CHAMPION and held.challenger != champion
+    if not too_late and (held.verdict != "hold" or held.champion != champion):
+        return
     turns = {turn.run: turn for turn in session.ledger.list_turns(scene.name)}
-    if scene.spec.gate is None or any(turn.kind in (RETRAIN, LOOK) and turn.taken is None for turn in turns.values()):
+    if any(turn.kind in JUDGED and turn.taken is None for turn in turns.values()):
         return
     facts = turns[held.run].facts
-    newest_look = next((turn for turn in turns.values() if turn.kind == LOOK), None)
-    until = facts["until"] if newest_look is None else max(facts["until"], newest_look.facts["until"])
-    looks = 1 + sum(_was_enough(session, d, scene.spec) for d in decisions if d.challenger == held.challenger)
-    wait = scene.spec.gate.blocks_min // 2 if looks > 1 else 1
-    if looks > LOOKS or scene.until < scene.begins(until + (max(1, wait) + 0.5) * _block_seconds(scene)):
-        return
+    same = [d for d in decisions if (d.challenger, d.champion) == (held.challenger, champion)]
+    looks = 1 + sum(_was_enough(session, decision, scene.spec) for decision in same)
+    if not too_late:
+        newest_look = next((turn for turn in turns.values() if turn.kind == LOOK), None)
+        until = facts["until"] if newest_look is None else max(facts["until"], newest_look.facts["until"])
+        wait = scene.spec.gate.blocks_min // 2 if looks > 1 else 1
+        if looks > LOOKS or scene.until < scene.begins(until + (max(1, wait) + 0.5) * _block_seconds(scene)):
+            return
     told = {
         "until": scene.until,
         "cut": facts["cut"],
@@ -324,11 +333,12 @@ def asked(session: Session, scene: Scene) -> Answer:
     rules = scene.spec.retrain
     if rules is None:
         return Answer(False)
-    turns = session.ledger.list_turns(scene.name, kind=RETRAIN)
+    every = session.ledger.list_turns(scene.name)
+    turns = [turn for turn in every if turn.kind == RETRAIN]
     last = turns[0] if turns else None
     watched = session.ledger.list_turns(scene.name, kind=WATCHED, taken=True, limit=1)
     fresh = watched[0].facts.get("fresh") if watched and (last is None or watched[0].run > last.run) else None
-    first = session.ledger.list_turns(scene.name)[-1:] if last is None else turns[:1]
+    first = every[-1:] if last is None else turns[:1]
     facts = Facts(
         now=scene.now,
         champion=scene.endpoint.artifact,
@@ -337,7 +347,7 @@ def asked(session: Session, scene: Scene) -> Answer:
         since=first[0].event_time if first else None,
         last=last.event_time if last else None,
         today=sum(turn.event_time // DAY == scene.now // DAY for turn in turns),
-        is_open=last is not None and last.taken is None,
+        is_open=any(turn.kind in JUDGED and turn.taken is None for turn in every),
     )
     return decide(Rules(rules.on, rules.labels_min, rules.every, rules.cooldown, rules.budget), facts)
 
@@ -376,22 +386,3 @@ def _warn_once(session: Session, name: str, text: str) -> None:
     subject = f"endpoint/{name}/closing"
     if not any(event.data.get("text") == text for event in session.ledger.events(subject=subject)):
         session.ledger.add_event(subject, "warning", {"text": text})
-
-
-# ---- the service -------------------------------------------------------------------------------------------------
-
-
-def watch_service(session: Session, name: str) -> None:
-    """Signals of the service: counters aren't artifacts, so no step is needed; once for each objective and block."""
-    scene = scene_of(session, name)
-    if scene is None or scene.spec.slo == type(scene.spec.slo)():
-        return
-    series = series_of(session.home.endpoint(name))
-    found = slo_signals(scene.spec.slo, series, session.clock())
-    block = datetime.datetime.fromtimestamp(scene.until, datetime.UTC).isoformat()
-    signals = [
-        NewSignal("slo", f"{told['evidence']['objective']} {block}", told["value"], told["threshold"], told["evidence"])
-        for told in found
-    ]
-    if signals:
-        session.ledger.add_signals(name, signals, event_time=scene.now, champion=scene.endpoint.artifact)

@@ -49,6 +49,8 @@ class Session:
     """Runs whose endpoint was started on our account: if it fails or is stopped after that, the run has failed."""
     closed: dict[str, int] = field(default_factory=dict)
     """Endpoint -> the newest event when its loop was last closed: without another there is nothing new to see."""
+    clocks: dict[str, tuple[tuple[int, ...], float]] = field(default_factory=dict)
+    """Endpoint -> its newest segments, and the event time that they tell (loop/champion.py)."""
     troubles: Troubles = field(default_factory=Troubles)
 
     @property

@@ -10,7 +10,7 @@ from onejob.core.records import Decision, Promotion, Signal, Turn
 from onejob.core.state import PromotionState
 from onejob.loop.closing import LOOK, RETRAIN, asked, scene_of, waits_for_a_person
 from onejob.loop.session import Session
-from onejob.loop.trigger import SCHEDULE
+from onejob.loop.trigger import SCHEDULE, SLO, is_past
 from onejob.loop.views import StoryLine
 from onejob.monitor.spec import DAY
 
@@ -21,7 +21,7 @@ def story(session: Session, name: str) -> list[StoryLine]:
     ledger = session.ledger
     for order, lines in enumerate(
         (
-            _signals(ledger.list_signals(name)),
+            _signals(ledger.list_signals(name), _served(session, name)),
             _turns(session, [turn for turn in ledger.list_turns(name) if turn.kind in (RETRAIN, LOOK)]),
             _decisions(ledger.list_decisions(name)),
             _promotions(ledger.list_promotions(name)),
@@ -42,19 +42,33 @@ def outlook(session: Session, name: str) -> str:
     return asked(session, scene).reason
 
 
-def _signals(signals: list[Signal]) -> Iterator[StoryLine]:
-    """A line for all signals of a kind that caused the same run (or none yet): a storm is one line."""
-    groups: dict[tuple[str, int | None], list[Signal]] = {}
+def _served(session: Session, name: str) -> str:
+    endpoint = session.ledger.get_endpoint(name)
+    return endpoint.artifact if endpoint else ""
+
+
+def _signals(signals: list[Signal], served: str) -> Iterator[StoryLine]:
+    """A line for all signals of a kind that came to the same: a storm is one line."""
+    groups: dict[tuple[str, int | None, str], list[Signal]] = {}
     for signal in reversed(signals):
-        groups.setdefault((signal.kind, signal.run), []).append(signal)
-    for (kind, run), found in groups.items():
+        groups.setdefault((signal.kind, signal.run, _came_to(signal, served)), []).append(signal)
+    for (kind, run, came), found in groups.items():
         first = found[0]
         figures = _figures(first)
         says = first.evidence.get("says") or first.evidence.get("reason") or ""
         more = f"; {len(found) - 1:,} more such" if len(found) > 1 else ""
         block = f" of {first.block}" if first.block else ""
-        text = f"{kind}{block}{figures}{f' ({says})' if says else ''}{more}"
-        yield StoryLine(first.event_time, "signal", text if run else f"{text}; it has caused no run", run)
+        text = f"{kind}{block}{figures}{f' ({says})' if says else ''}{more}{came}"
+        yield StoryLine(first.event_time, "signal", text, run)
+
+
+def _came_to(signal: Signal, served: str) -> str:
+    """What came of a signal that has caused no run."""
+    if signal.run is not None or signal.kind == SLO:
+        return ""  # of the service nothing comes by itself: it is for people
+    if is_past(signal, served):
+        return f"; it has caused no run, and {short(signal.champion or '')} serves no more"
+    return "; it has caused no run"
 
 
 def _figures(signal: Signal) -> str:
@@ -63,6 +77,8 @@ def _figures(signal: Signal) -> str:
         return ""
     if signal.kind == "labels":
         return f": {signal.value:,.0f} fresh ones, {signal.threshold:,.0f} are asked"
+    if signal.kind == SLO:
+        return f": the budget burns {signal.value:.3g} times as fast as it may, {signal.threshold:g} is the threshold"
     if signal.kind == SCHEDULE:
         return f": {signal.value / DAY:.1f} days since the last retraining, {signal.threshold / DAY:g} are allowed"
     return f": {signal.value:.4g}, {signal.threshold:.4g} is the threshold"

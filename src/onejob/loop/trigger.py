@@ -15,6 +15,7 @@ from onejob.core.records import NewSignal, Signal
 
 BY_HAND = "hand"
 SCHEDULE = "schedule"
+SLO = "slo"
 ABOUT_CHAMPION = ("harm", "warning", "labels")
 """Findings that say nothing about an engine that took the champion's place."""
 
@@ -47,7 +48,7 @@ class Facts:
     today: int
     """Retrainings that started in the day of event time that is now."""
     is_open: bool
-    """Whether a retraining goes on."""
+    """Whether a retraining, or another look of the gate, goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,13 @@ def decide(rules: Rules, facts: Facts) -> Answer:
     return Answer(True, ", ".join(told), tuple(sorted(signal.id for signal in asking)), raised)
 
 
+def is_past(signal: Signal, champion: str) -> bool:
+    """Whether it is about an engine that the champion has replaced: then it asks for nothing."""
+    return signal.kind in ABOUT_CHAMPION and signal.champion not in (None, champion)
+
+
 def _asks(signal: Signal, rules: Rules, facts: Facts) -> bool:
-    if signal.kind in ABOUT_CHAMPION and signal.champion not in (None, facts.champion):
+    if is_past(signal, facts.champion):
         return False
     return signal.kind == BY_HAND or signal.kind in rules.on
 
@@ -95,7 +101,7 @@ def _schedule(rules: Rules, facts: Facts) -> NewSignal | None:
 def _waits_for(rules: Rules, facts: Facts, by_hand: bool) -> str:
     """What keeps a retraining from starting now; a person's wish waits for another run and for the budget only."""
     if facts.is_open:
-        return "a retraining goes on"
+        return "a retraining, or another look of the gate, goes on"
     if facts.today >= rules.budget:
         return f"the budget of {rules.budget} a day is used up"
     if by_hand:

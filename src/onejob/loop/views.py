@@ -320,6 +320,8 @@ class BackupView:
     blobs: int = 0
     size: int = 0
     runs: int = 0
+    files: int = 0
+    """Of endpoints, that are in no blob yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ ENGINES = ("onejob.engines.onnxruntime", "onejob.engines.openvino", "onejob.engi
 USUAL_BLOCKS = 28
 """Blocks before the cut that say what coverage of labels is usual; the gate looks at as many again before these."""
 
+USUAL_WATCHED = 14
+"""Blocks before those that a watch looks at anew; they say what coverage of labels is usual."""
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -35,6 +38,14 @@ class Window:
     since: float
     until: float
     now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """An earlier report of a watch, whose blocks that began before `settled_until` will change no more."""
+
+    report: Input
+    settled_until: float
 
 
 def labelled_step(spec: Spec, segments: Sequence[Segment], window: Window) -> Step:
@@ -58,23 +69,25 @@ def watch_step(
     champion: Input,
     since: float,
     former: Input | None = None,
-    before: Input | None = None,
+    before: Earlier | None = None,
     fresh_from: float | None = None,
 ) -> Step:
     """Watch a champion from `since` on (when it began to serve).
 
     `dataset` is what it was trained on; `former` is given during probation; `before` is an earlier report of the same
-    champion, whose blocks count where the window doesn't reach back to `since`; labels count as fresh from `fresh_from`
-    on (the cut of the last retraining; else of the champion's dataset).
+    champion, whose blocks count as they were found where all their labels had been waited for; labels count as fresh
+    from `fresh_from` on (the cut of the last retraining; else of the champion's dataset).
     """
     inputs: dict[str, Input] = {"labelled": labelled, "dataset": dataset, "champion": champion}
-    inputs |= {name: value for name, value in (("former", former), ("before", before)) if value is not None}
+    inputs |= {"former": former} if former is not None else {}
+    inputs |= {"before": before.report} if before is not None else {}
     values = counted(spec)
     options = {name: values[name] for name in ("block", "horizon", "harm")}
     options |= {
         "family": family,
         "since": since,
         "fresh_from": fresh_from,
+        "settled_until": before.settled_until if before is not None else None,
         "labels_min": spec.retrain.labels_min if spec.retrain else None,
         "probation": _blocks(spec, spec.gate.probation) if spec.gate and former is not None else None,
     }
@@ -114,8 +127,11 @@ def gate_since(spec: Spec, cut: float) -> float:
 
 
 def watch_since(spec: Spec, since: float) -> float:
-    """How far back the labelled rows of a watch must reach, for the reference's forecast of the first block."""
-    return since - (spec.harm.reference_blocks + 1) * BLOCK_SECONDS[spec.block.by]
+    """How far back the labelled rows of a watch of blocks from `since` on must reach.
+
+    That is for the reference's forecast of the first block, and for what coverage of labels is usual.
+    """
+    return since - (max(spec.harm.reference_blocks, USUAL_WATCHED) + 1) * BLOCK_SECONDS[spec.block.by]
 
 
 def slo_signals(rules: Slo, lines: Iterable[Mapping[str, Json]], now: float) -> list[dict[str, Json]]:

@@ -10,12 +10,16 @@ from pathlib import Path
 from onejob.core.artifact import short
 from onejob.core.faults import reach
 from onejob.core.state import RunState
+from onejob.core.traffic import CAPTURE, LABELS, OPEN, SEALED, SECRET
 from onejob.errors import NotFoundError
 from onejob.loop.endpoints import served_digest
 from onejob.loop.executions import LIVE
+from onejob.loop.home import Home
 from onejob.loop.resolve import resolve
 from onejob.loop.session import Session
 from onejob.loop.views import BackupView, Damage, GcView, VerifyView
+from onejob.serve.labels import ORDER
+from onejob.store.backup import Saved
 from onejob.store.backup import backup as write_backup
 from onejob.store.backup import restore as read_backup
 from onejob.store.collect import GRACE, KEEP_RUNS, GcPlan, plan_gc, sweep
@@ -164,12 +168,36 @@ def _size(folder: Path) -> int:
 
 
 def backup(session: Session, target: str | Path) -> BackupView:
-    """One consistent tar file of the ledger and every blob that it names; runs may go on meanwhile."""
-    saved = write_backup(session.ledger, session.blobs, Path(target), session.clock)
-    return BackupView(str(target), blobs=saved.blobs, size=saved.size, runs=saved.rows.get("run", 0))
+    """One consistent tar file of the ledger, every blob that it names, and what endpoints hold that is in no blob yet.
+
+    Runs and endpoints may go on meanwhile.
+    """
+    files = _endpoint_files(session.home)
+    saved = write_backup(session.ledger, session.blobs, Path(target), session.clock, files)
+    return _backup_view(target, saved)
 
 
 def restore(session: Session, source: str | Path) -> BackupView:
     """Bring a backup into an empty home; endpoints are started again by the next `onejob up`."""
-    saved = read_backup(Path(source), session.home.ledger_url, session.blobs, session.clock)
-    return BackupView(str(source), blobs=saved.blobs, size=saved.size, runs=saved.rows.get("run", 0))
+    home = session.home
+    saved = read_backup(Path(source), home.ledger_url, session.blobs, home.root, session.clock)
+    return _backup_view(source, saved)
+
+
+def _backup_view(path: str | Path, saved: Saved) -> BackupView:
+    return BackupView(str(path), blobs=saved.blobs, size=saved.size, runs=saved.rows.get("run", 0), files=saved.files)
+
+
+def _endpoint_files(home: Home) -> Iterator[tuple[str, Path]]:
+    """What capture and labels hold that isn't kept yet, the number of the last labels, the key of private columns.
+
+    Sealed files follow the open ones, so one that is sealed meanwhile is found. All are restored as open: nobody
+    writes them any more, so the next `onejob up` cuts off what is half written, and seals them.
+    """
+    for folder in sorted(path for path in (home.root / "endpoints").glob("*") if path.is_dir()):
+        for kind in (CAPTURE, LABELS):
+            for place in (OPEN, SEALED):
+                for path in sorted((folder / kind / place).glob("[!.]*")):
+                    yield f"endpoints/{folder.name}/{kind}/{OPEN}/{path.name}", path
+        for name in (f"{LABELS}/{ORDER}", SECRET):  # last: they fit what was written before
+            yield f"endpoints/{folder.name}/{name}", folder / name

@@ -21,7 +21,7 @@ from onejob.core.key import StepKey, explain
 from onejob.core.plan import Existing, Output, Plan, Source, Step
 from onejob.core.ports import Support
 from onejob.core.records import Execution, NewRun, Run
-from onejob.core.state import EndpointState, ExecutionState, RunState
+from onejob.core.state import ExecutionState, RunState
 from onejob.errors import (
     CancelledError,
     ConflictError,
@@ -31,23 +31,19 @@ from onejob.errors import (
     UsageError,
     from_json,
 )
-from onejob.loop.closing import watch_service
 from onejob.loop.keys import Keyed, code_of, key_of, source_artifact
 from onejob.loop.planning import RUN, STAGES, plan_job
 from onejob.loop.reconcile import OPEN, Outlook, reconcile
 from onejob.loop.results import missing_outputs
+from onejob.loop.service import Service
 from onejob.loop.session import Session
 from onejob.loop.snapshots import ended, run_view
 from onejob.loop.views import CheckView, PlannedStep, RunView
-from onejob.monitor.collect import collect_once
-from onejob.monitor.spec import Spec as Monitor
 from onejob.runs.spec import secret_values
 
 QUICK, SLOW, IDLE = 0.03, 0.25, 1.0
 """Seconds between passes: quick while something has just changed, slow after that, idle where only others can change
 anything (fifty runs may be waiting for the same two slots)."""
-SERVICE = 60.0
-"""Seconds between two looks at how fast the error budgets burn."""
 LONGEST = {Outlook.MOVED: QUICK, Outlook.WORKING: SLOW, Outlook.WAITING: IDLE}
 
 
@@ -324,13 +320,13 @@ def up(session: Session, on_view: Callable[[RunView], None] | None = None, *, pa
 
     Nothing that goes wrong ends it either: it is logged, and tried again ever more seldom.
     """
-    collect = _collector(session)
+    service = Service(session)
     watched: set[int] = set()
     with _signals() as asked:
         while not asked and (passes is None or passes > 0):
             passes = passes - 1 if passes is not None else None
             session.troubles.guard("the loop", partial(reconcile, session))
-            session.troubles.guard("collecting", collect)
+            session.troubles.guard("the service", service.tend)
             if on_view:
                 session.troubles.guard("showing", partial(_show_runs, session, watched, on_view))
             time.sleep(SLOW)
@@ -344,22 +340,3 @@ def _show_runs(session: Session, watched: set[int], on_view: Callable[[RunView],
         on_view(run_view(session, now))
         if ended(now):
             watched.discard(run)
-
-
-def _collector(session: Session) -> Callable[[], None]:
-    """Collects each endpoint's counters at its interval."""
-    due: dict[str, float] = {}
-    service_due: dict[str, float] = {}
-
-    def collect() -> None:
-        for endpoint in session.ledger.list_endpoints():
-            now = session.clock()
-            if endpoint.state == EndpointState.READY and now >= due.get(endpoint.name, 0):
-                spec = Monitor(**endpoint.options.get("monitor", {}))
-                due[endpoint.name] = now + spec.interval
-                collect_once(session.home.endpoint(endpoint.name), now, every=spec.interval, keep=spec.keep)
-                if now >= service_due.get(endpoint.name, 0):
-                    service_due[endpoint.name] = now + SERVICE
-                    watch_service(session, endpoint.name)
-
-    return collect

@@ -2,7 +2,7 @@
 
 Leaves `report.json`. Everything is scored anew on the captured inputs, by the champion and during probation by the
 former one, so that both are judged on the same rows, whichever answered them. An earlier report of the same champion
-gives the blocks that lie before the window.
+gives the blocks that no label can change any more, so that a watch costs the same however long a champion serves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onejob.core.context import StepContext, write_json
 from onejob.monitor import gate, harm, warning
 from onejob.monitor.blocks import Block
 from onejob.monitor.engines.compared import describe_all, warn_early
-from onejob.monitor.engines.reading import Labelled, Reference, blocks_of, cut_of, read_labelled, read_reference
+from onejob.monitor.engines.reading import Labelled, Reference, cut_of, read_labelled, read_reference
 from onejob.monitor.engines.scoring import Scorer, Truth, answers, reference_forecast, truth_of
 from onejob.monitor.engines.settled import Blocks, blocks
 from onejob.monitor.spec import BLOCK_SECONDS
@@ -55,14 +55,15 @@ def run(context: StepContext) -> None:
     if scored.truth.strange:
         context.warn(f"{scored.truth.strange} labels are none that the model can take: they count as not known")
     context.progress(2, 4, "steps")
-    told = _merged(_told(scored), _before(context), rows, options)
+    before = _before(context)
+    told = _merged(_told(scored), before, options)
     rules = options["harm"]
     state = _state(harm.Harm(rules["alpha"], rules["run_length"]), told, "difference", options)
     reading = harm.read(state)
     probation = _probation(told, options)
     early = warn_early(champion, rows.take(scored.mine), scored.forecast[scored.mine], reference, options)
     context.progress(3, 4, "steps")
-    fresh = _fresh(context, rows)
+    fresh = _fresh(context, scored, before)
     signals = [*_harm_signals(state, reading), *_warning_signals(early), *_label_signals(fresh, told, options)]
     report = {
         "format": FORMAT,
@@ -177,29 +178,29 @@ def _block_means(index: Array, values: Array, count: int) -> Array:
 # ---- an earlier report -------------------------------------------------------------------------------------------
 
 
-def _before(context: StepContext) -> list[dict[str, Json]]:
-    """The blocks of an earlier report, if it is of this champion and this stretch of service."""
+def _before(context: StepContext) -> dict[str, Json] | None:
+    """The earlier report, if it is of this champion and this stretch of service."""
     if "before" not in context.inputs:
-        return []
-    report = json.loads(context.inputs["before"].file(REPORT).read_text())
+        return None
+    report: dict[str, Json] = json.loads(context.inputs["before"].file(REPORT).read_text())
     if report["champion"] != context.inputs["champion"].digest or report["since"] != context.options["since"]:
         context.warn("the earlier report is of another champion: its blocks don't count")
-        return []
+        return None
     same = "former" in context.inputs and report["former"] == context.inputs["former"].digest
     gone = () if same else ("former_loss", "former_difference")
-    return [{name: value for name, value in each.items() if name not in gone} for each in report["blocks"]]
+    blocks = [{name: value for name, value in each.items() if name not in gone} for each in report["blocks"]]
+    return {**report, "blocks": blocks}
 
 
 def _merged(
-    told: list[dict[str, Json]], before: list[dict[str, Json]], rows: Labelled, options: Mapping[str, Json]
+    told: list[dict[str, Json]], before: Mapping[str, Json] | None, options: Mapping[str, Json]
 ) -> list[dict[str, Json]]:
-    """Earlier blocks up to the one in which the window begins, which it may hold in part; then the window's own."""
-    if not before:
+    """The earlier report's blocks up to where they may have changed; then the window's own."""
+    if before is None:
         return told
-    first = blocks_of(np.array([float(rows.meta["from"])]), options).ids[0]
-    earlier = [each for each in before if each["block"] <= first]
-    known = {each["block"] for each in earlier}
-    return [*earlier, *(each for each in told if each["block"] not in known)]
+    until = options["settled_until"]
+    earlier = [each for each in before["blocks"] if each["begins"] < until]
+    return [*earlier, *(each for each in told if each["begins"] >= until)]
 
 
 # ---- what it means -----------------------------------------------------------------------------------------------
@@ -257,12 +258,20 @@ def _warning_signals(early: warning.Reading | None) -> list[dict[str, Json]]:
     ]
 
 
-def _fresh(context: StepContext, rows: Labelled) -> dict[str, Json]:
-    """Labelled rows that no training has seen yet, as far as the window reaches."""
+def _fresh(context: StepContext, scored: Scored, before: Mapping[str, Json] | None) -> dict[str, Json]:
+    """Labelled rows that no training has seen yet, and how many of them are of each block."""
+    rows, grouping = scored.rows, scored.blocks.grouping
     told = context.options["fresh_from"]
     since = told if told is not None else cut_of(context.inputs["dataset"])
     new = rows.known if since is None else rows.known & (rows.time >= since)
-    return {"fresh": int(new.sum()), "fresh_from": since}
+    counts = np.bincount(grouping.index[new], minlength=len(grouping.ids))
+    found = [[float(scored.blocks.begins[at]), int(counts[at])] for at in np.flatnonzero(counts)]
+    if before is not None:
+        until, earlier = context.options["settled_until"], before["labels"]
+        same = earlier["fresh_from"] == since
+        kept = [each for each in earlier["blocks"] if each[0] < until and (same or since is None or each[0] >= since)]
+        found = [*kept, *(each for each in found if each[0] >= until)]
+    return {"fresh": sum(count for _, count in found), "fresh_from": since, "blocks": found}
 
 
 def _label_signals(
@@ -272,7 +281,8 @@ def _label_signals(
     if least is None or fresh["fresh"] < least:
         return []
     block = told[-1]["block"] if told else None
-    return [{"kind": "labels", "block": block, "value": fresh["fresh"], "threshold": least, "evidence": dict(fresh)}]
+    evidence = {name: fresh[name] for name in ("fresh", "fresh_from")}
+    return [{"kind": "labels", "block": block, "value": fresh["fresh"], "threshold": least, "evidence": evidence}]
 
 
 def _coverage(meta: Mapping[str, Json]) -> dict[str, Json]:
