@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 import subprocess
 import sys
 import tarfile
@@ -107,7 +108,7 @@ def test_a_backup_restores_into_either_database(
     target, url = tmp_path / "my 'backup'.tar", new_url(kind)
     saved = backup(ledger, blobs, target)
     assert saved.blobs == 3, "the source's file lies elsewhere"
-    restored = restore(target, url, other_blobs, clock=Clock(2e9))
+    restored = restore(target, url, other_blobs, tmp_path / "other", clock=Clock(2e9))
     assert (restored.rows, restored.blobs, restored.size) == (some_rows(saved.rows), 3, saved.size)
     other = SqlLedger(url)
     try:
@@ -153,7 +154,7 @@ def test_a_backup_goes_into_an_empty_home_only(
     backup(ledger, blobs, tmp_path / "backup.tar")
     before = ledger.events()
     with pytest.raises(ConflictError, match="isn't empty"):
-        restore(tmp_path / "backup.tar", database_url, blobs)
+        restore(tmp_path / "backup.tar", database_url, blobs, tmp_path / "home")
     assert ledger.events() == before
     with pytest.raises(ConflictError, match="something already"):
         backup(ledger, blobs, tmp_path / "backup.tar")
@@ -199,7 +200,7 @@ def test_a_backup_made_while_runs_go_on_is_consistent(
     assert errors == []
     for number in range(3):
         url = new_url("sqlite")
-        restore(tmp_path / f"{number}.tar", url, other_blobs)
+        restore(tmp_path / f"{number}.tar", url, other_blobs, tmp_path / "other")
         other = SqlLedger(url)
         for execution in other.list_executions(states=[ExecutionState.DONE]):
             assert verify_lineage(other, other_blobs, execution.outputs["out"]).findings == []
@@ -246,7 +247,7 @@ def test_a_backup_of_an_older_version_is_brought_up_to_date(
     monkeypatch.setattr(migrate, "MIGRATIONS", (*migrate.MIGRATIONS, later))
     url = new_url(kind)
     SqlLedger(url).close()  # the newer tables are there already, and empty
-    restore(tmp_path / "backup.tar", url, other_blobs)
+    restore(tmp_path / "backup.tar", url, other_blobs, tmp_path / "other")
     other = SqlLedger(url)
     assert [run.job for run in other.list_runs()] == ["flights (older)"]
     other.close()
@@ -258,7 +259,7 @@ from pathlib import Path
 from onejob.store.backup import restore
 from onejob.store.blobs import DirBlobs
 home = Path(sys.argv[3])
-restore(Path(sys.argv[1]), sys.argv[2], DirBlobs(home / "blobs", home / "tmp"))
+restore(Path(sys.argv[1]), sys.argv[2], DirBlobs(home / "blobs", home / "tmp"), home)
 """
 
 
@@ -273,30 +274,80 @@ def test_a_killed_restore_is_simply_repeated(
     arguments = [str(tmp_path / "backup.tar"), url, str(tmp_path / "other")]
     killed = subprocess.run([sys.executable, "-c", RESTORE, *arguments], env={**os.environ, VARIABLE: point})
     assert killed.returncode == -9
-    restore(tmp_path / "backup.tar", url, other_blobs)
+    restore(tmp_path / "backup.tar", url, other_blobs, tmp_path / "other")
     other = SqlLedger(url)
     assert verify_lineage(other, other_blobs, made.digest).sound
     other.close()
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("part", ["header", "rows", "blob", "end"])
+def test_files_that_are_in_no_blob_come_back_with_their_mode(
+    ledger: SqlLedger, blobs: DirBlobs, other_blobs: DirBlobs, new_url: NewUrl, tmp_path: Path
+) -> None:
+    fill(ledger, blobs)
+    key, old, gone = tmp_path / "key", tmp_path / "old", tmp_path / "gone"
+    key.write_bytes(b"secret")
+    key.chmod(0o600)
+    old.write_text("half")
+
+    def files() -> Iterator[tuple[str, Path]]:
+        yield "endpoints/flights/private.key", key
+        yield "endpoints/flights/open/1", old
+        yield "endpoints/flights/open/2", gone
+        key.unlink()  # what happens from here on is not in the backup
+        old.write_text("half and the rest")
+        yield "endpoints/flights/open/1", old
+
+    saved = backup(ledger, blobs, tmp_path / "backup.tar", files=files())
+    assert saved.files == 2
+    assert stat.S_IMODE((tmp_path / "backup.tar").stat().st_mode) == 0o600
+    other = tmp_path / "other"
+    for _ in range(2):  # as after a restore that was killed: what is there already is the same
+        restored = restore(tmp_path / "backup.tar", new_url("sqlite"), other_blobs, other)
+        assert restored.files == 2
+    found = other / "endpoints" / "flights"
+    assert (found / "open" / "1").read_text() == "half and the rest"
+    assert (found / "private.key").read_bytes() == b"secret"
+    assert stat.S_IMODE((found / "private.key").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("tmp")] == [], "no copy is left"
+    (found / "private.key").write_bytes(b"another")
+    with pytest.raises(ConflictError, match="the home has such a file already"):
+        restore(tmp_path / "backup.tar", new_url("sqlite"), other_blobs, other)
+    assert (found / "private.key").read_bytes() == b"another"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("name", ["../key", "/key", "a/../../key"])
+def test_a_backup_writes_nothing_outside_of_the_home(
+    ledger: SqlLedger, blobs: DirBlobs, other_blobs: DirBlobs, new_url: NewUrl, tmp_path: Path, name: str
+) -> None:
+    fill(ledger, blobs)
+    (tmp_path / "file").write_text("x")
+    backup(ledger, blobs, tmp_path / "backup.tar", files=[(name, tmp_path / "file")])
+    with pytest.raises(DamagedError, match="outside"):
+        restore(tmp_path / "backup.tar", new_url("sqlite"), other_blobs, tmp_path / "other")
+    assert not (tmp_path / "key").exists()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("part", ["header", "rows", "file", "blob", "end"])
 def test_a_damaged_backup_is_refused(
     ledger: SqlLedger, blobs: DirBlobs, other_blobs: DirBlobs, new_url: NewUrl, tmp_path: Path, part: str
 ) -> None:
     fill(ledger, blobs)
     path, url = tmp_path / "backup.tar", new_url("sqlite")
-    backup(ledger, blobs, path)
+    (tmp_path / "file").write_text("text")
+    backup(ledger, blobs, path, files=[("endpoints/flights/private.key", tmp_path / "file")])
     with tarfile.open(path) as tar:
         members = tar.getmembers()
     data = bytearray(path.read_bytes())
     if part == "end":
         data = data[: members[-1].offset]
     else:
-        data[members[{"header": 0, "rows": 1, "blob": 2}[part]].offset_data + 2] ^= 1
+        data[members[{"header": 0, "rows": 1, "file": 2, "blob": 3}[part]].offset_data + 2] ^= 1
     path.write_bytes(bytes(data))
     with pytest.raises(StoreError) as caught:
-        restore(path, url, other_blobs)
+        restore(path, url, other_blobs, tmp_path / "other")
     assert str(path) in str(caught.value)
     other = SqlLedger(url)
     assert other.events() == []
@@ -306,9 +357,9 @@ def test_a_damaged_backup_is_refused(
 def test_what_is_no_backup_is_said(other_blobs: DirBlobs, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no tar\n" * 1000)
     with pytest.raises(StoreError, match="no backup"):
-        restore(tmp_path / "text", str(tmp_path / "x.db"), other_blobs)
+        restore(tmp_path / "text", str(tmp_path / "x.db"), other_blobs, tmp_path)
     with pytest.raises(NotFoundError):
-        restore(tmp_path / "nosuch", str(tmp_path / "x.db"), other_blobs)
+        restore(tmp_path / "nosuch", str(tmp_path / "x.db"), other_blobs, tmp_path)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

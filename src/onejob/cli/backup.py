@@ -21,8 +21,9 @@ from onejob.loop.views import BackupView
 def command(call: Call, target: str) -> None:
     """Write the ledger and all blobs that it names into one tar file; safe while runs are going on.
 
-    The file is whole or not there: it is written aside and then renamed. `onejob restore` reads it back, into SQLite or
-    PostgreSQL, whichever the backup came from.
+    What endpoints have recorded, and isn't in the ledger yet, is in it too, with the keys of private columns: the file
+    is made readable for its owner only. It is whole or not there: it is written aside and then renamed. `onejob
+    restore` reads it back, into SQLite or PostgreSQL, whichever the backup came from.
     """
     with call.session() as session:
         view = commands.backup(session, target)
@@ -32,4 +33,5 @@ def command(call: Call, target: str) -> None:
 def render(view: BackupView, what: str) -> RenderableType:
     """One line."""
     blobs = f"{output.plural(view.blobs, 'blob')} ({output.size(view.size)})"
-    return f"{what} {view.path}: {output.plural(view.runs, 'run')}, {blobs}"
+    files = f", {output.plural(view.files, 'file')} of endpoints" if view.files else ""
+    return f"{what} {view.path}: {output.plural(view.runs, 'run')}, {blobs}{files}"

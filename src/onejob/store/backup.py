@@ -1,12 +1,14 @@
 """Backup and restore: all tables and all blobs that they name, in one tar file, the same for both databases.
 
-    onejob-backup.json     format, version of the tables, time, rows per table, digest of rows.jsonl
+    onejob-backup.json     format, version of the tables, time, rows per table, digest of rows.jsonl, files of the home
     rows.jsonl             {"table", "row"}: every row as it lies in the database, parents before children
+    home/<path>            files that are in no blob (backup_files.py)
     blobs/<digest>         the bytes, verified while they are copied
 
 All rows come from one transaction, so a backup made while runs go on is consistent; blobs never change, and gc can
 only have taken what it dropped from the ledger meanwhile: then the backup begins again. A backup is written aside and
-renamed. A restore brings the blobs in first, and then all rows in one transaction: interrupted, it can be repeated.
+renamed; only its owner may read it, since keys may be among the files. A restore brings files and blobs in first, and
+then all rows in one transaction: interrupted, it can be repeated.
 """
 
 from __future__ import annotations
@@ -32,14 +34,15 @@ from onejob.core.artifact import CHUNK, Json, digest_file, short
 from onejob.core.faults import reach
 from onejob.core.state import EndpointState, ExecutionState
 from onejob.errors import ConflictError, DamagedError, NotFoundError, StorageFullError, StoreError
-from onejob.store.blobs import FULL, DirBlobs, damaged
+from onejob.store.backup_files import PREFIX, Copy, Found, bring_back, copy_files
+from onejob.store.blobs import FULL, DirBlobs, damaged, fsync
 from onejob.store.connect import Database
 from onejob.store.ledger import SqlLedger
 from onejob.store.migrate import migrate, newest, version
 from onejob.store.rows import LIVE
 from onejob.store.schema import EVENT, MIGRATION, MUTEX, metadata
 
-FORMAT = 1
+FORMAT = 2
 HEADER, ROWS, BLOBS = "onejob-backup.json", "rows.jsonl", "blobs/"
 TRIES = 3
 BATCH = 500
@@ -54,10 +57,17 @@ class Saved:
     blobs: int
     size: int
     """Bytes of the blobs."""
+    files: int
+    """Files of the home that are in no blob."""
 
 
-def backup(ledger: SqlLedger, blobs: DirBlobs, target: Path, clock: Callable[[], float] = time.time) -> Saved:
-    """Write one consistent tar file of ledger and blobs; DamagedError names a blob that isn't what its digest says."""
+def backup(
+    ledger: SqlLedger, blobs: DirBlobs, target: Path, clock: Callable[[], float] = time.time, files: Found = ()
+) -> Saved:
+    """Write one consistent tar file of ledger, blobs and some more files of the home.
+
+    DamagedError names a blob that isn't what its digest says.
+    """
     if target.exists():
         raise ConflictError("there is something already", place=str(target), cure="Name another file.")
     aside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
@@ -65,8 +75,10 @@ def backup(ledger: SqlLedger, blobs: DirBlobs, target: Path, clock: Callable[[],
         stack.callback(aside.unlink, missing_ok=True)
         try:
             rows = stack.enter_context(tempfile.TemporaryFile(dir=target.parent))
+            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=target.parent))
+            copies = copy_files(files, Path(folder))
             for _ in range(TRIES):
-                saved = _write(ledger, blobs, aside, rows, clock())
+                saved = _write(ledger, blobs, aside, rows, copies, clock())
                 if saved is not None:
                     break
             else:
@@ -74,13 +86,13 @@ def backup(ledger: SqlLedger, blobs: DirBlobs, target: Path, clock: Callable[[],
                 raise StoreError("blobs that the ledger names are missing", place=str(blobs.root), cure=cure)
             reach("backup.before_rename")
             os.rename(aside, target)
-            _fsync(target.parent)
+            fsync(target.parent)
         except OSError as error:
             raise _explained(error, target) from error
     return saved
 
 
-def restore(source: Path, url: str, blobs: DirBlobs, clock: Callable[[], float] = time.time) -> Saved:
+def restore(source: Path, url: str, blobs: DirBlobs, home: Path, clock: Callable[[], float] = time.time) -> Saved:
     """Bring a backup into an empty home, on either database; ConflictError if the ledger there isn't empty.
 
     Processes of the old home aren't ours: executions that were live are lost, endpoints start anew, leases are free.
@@ -95,6 +107,10 @@ def restore(source: Path, url: str, blobs: DirBlobs, clock: Callable[[], float] 
                 _extract(tar, ROWS, rows, source)
                 if digest_file(rows) != header["digest"]:
                     raise DamagedError("its rows are damaged", place=str(source), cure="Take another backup.")
+                files = header.get("files", {})  # the first format had none
+                for name, about in files.items():
+                    _extract(tar, PREFIX + name, Path(folder) / "file", source)
+                    bring_back(name, about, Path(folder) / "file", home, source)
                 count, size = _restore_blobs(tar, header["blobs"], blobs, Path(folder), source)
                 reach("restore.before_rows")
                 with rows.open("rb") as lines, database.write() as connection:
@@ -106,25 +122,32 @@ def restore(source: Path, url: str, blobs: DirBlobs, clock: Callable[[], float] 
         raise StoreError(f"it is no backup, or a damaged one ({error})", place=str(source)) from error
     except OSError as error:
         raise _explained(error, source) from error
-    return Saved(found, count, size)
+    return Saved(found, count, size, len(files))
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
-def _write(ledger: SqlLedger, blobs: DirBlobs, aside: Path, rows: IO[bytes], now: float) -> Saved | None:
+def _write(
+    ledger: SqlLedger, blobs: DirBlobs, aside: Path, rows: IO[bytes], files: Mapping[str, Copy], now: float
+) -> Saved | None:
     """One try; None if a blob went missing because gc dropped its artifact since the rows were read."""
     rows.seek(0)
     rows.truncate()
     counts, wanted = _dump(ledger, rows)
     header = {"format": FORMAT, "version": newest(), "created": now, "rows": counts, "blobs": len(wanted)}
     header["digest"] = _digest(rows)
+    header["files"] = {name: copy.to_json() for name, copy in files.items()}
     size = 0
+    aside.touch(0o600)
     with aside.open("wb") as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
             data = json.dumps(header, indent=1).encode()
             _add(tar, HEADER, io.BytesIO(data), len(data))
             _add(tar, ROWS, rows, rows.seek(0, os.SEEK_END))
+            for name, copy in files.items():
+                with copy.path.open("rb") as one:
+                    _add(tar, PREFIX + name, one, os.fstat(one.fileno()).st_size, copy.mode)
             for digest, artifact in wanted.items():
                 try:
                     size += _add_blob(tar, blobs, digest)
@@ -135,7 +158,7 @@ def _write(ledger: SqlLedger, blobs: DirBlobs, aside: Path, rows: IO[bytes], now
                 reach("backup.after_blob")
         file.flush()
         os.fsync(file.fileno())
-    return Saved(counts, len(wanted), size)
+    return Saved(counts, len(wanted), size, len(files))
 
 
 def _dump(ledger: SqlLedger, out: IO[bytes]) -> tuple[dict[str, int], dict[str, str]]:
@@ -191,9 +214,9 @@ class _Hashing(io.RawIOBase):
         return piece
 
 
-def _add(tar: tarfile.TarFile, name: str, file: Any, size: int) -> None:
+def _add(tar: tarfile.TarFile, name: str, file: Any, size: int, mode: int = 0o444) -> None:
     info = tarfile.TarInfo(name)
-    info.size, info.mode = size, 0o444
+    info.size, info.mode = size, mode
     if file.seekable():
         file.seek(0)
     tar.addfile(info, file)
@@ -335,11 +358,3 @@ def _explained(error: OSError, place: Path) -> StoreError | NotFoundError:
     if isinstance(error, FileNotFoundError):
         return NotFoundError("there is no such file or folder", place=str(place))
     return StoreError(f"it can't be read or written ({error.strerror})", place=str(place))
-
-
-def _fsync(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

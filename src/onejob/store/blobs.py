@@ -144,9 +144,9 @@ class DirBlobs:
             identity = _identity(aside)
             os.replace(aside, path)
             reach("blobs.after_rename")
-        _fsync(path.parent)
+        fsync(path.parent)
         if new:
-            _fsync(self.root)
+            fsync(self.root)
         self._verified[digest] = identity
 
     @contextmanager
@@ -213,7 +213,7 @@ def _link(source: Path, aside: Path) -> tuple[str, int] | None:
     aside.chmod(0o444)
     before = _identity(aside)
     digest = digest_file(aside)
-    _fsync(aside)
+    fsync(aside)
     if _identity(aside) == before:
         return digest, before[1]
     aside.unlink()
@@ -233,7 +233,7 @@ def _copy(source: Path, aside: Path) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
