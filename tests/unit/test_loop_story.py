@@ -9,6 +9,7 @@ import pytest
 from closing_world import NAME, ClosingWorld, decision, finding, report
 
 from onejob.core.artifact import short
+from onejob.core.records import NewSignal
 from onejob.loop.closing import RETRAIN, WATCHED
 from onejob.loop.commands import look
 from onejob.loop.commands.explain import why
@@ -67,6 +68,30 @@ def test_a_storm_is_one_line_and_what_waits_is_told(world: ClosingWorld) -> None
     lines = [line.text for line in told.story if line.kind == "signal"]
     assert lines == ["hand (now)", "hand; 2 more such; it has caused no run"]
     assert told.outlook == "the budget of 1 a day is used up"
+
+
+def test_harm_of_an_engine_that_serves_no_more_is_told_as_past(world: ClosingWorld) -> None:
+    session = world.supervisor()
+    champion = world.serve(session)
+    fresh = report(500, "", finding("labels", "2011-01-28"))
+    late = report(0, "", finding("harm", "2011-01-28"))
+    world.found.report = lambda task: late if task["options"]["fresh_from"] else fresh
+    world.found.decision = lambda task: decision("promote")
+    world.rules = {**world.rules, "retrain": {**world.rules["retrain"], "cooldown": "90d"}}
+    world.day(session, 3)
+    harm = [NewSignal("harm", "2011-01-27"), NewSignal("harm", "2011-01-28"), NewSignal("warning", "2011-01-27")]
+    session.ledger.add_signals(NAME, harm, event_time=1.0, champion=champion)
+    lines = sorted(line.text for line in why(session, NAME).story if line.kind == "signal" and line.run is None)
+    past = f"it has caused no run, and {short(champion)} serves no more"
+    assert lines == [
+        f"harm of 2011-01-27; 1 more such, the last of 2011-01-28; {past}",
+        "harm of 2011-01-28: 1, 0.5 is the threshold (so); it has caused no run",
+        f"warning of 2011-01-27; {past}",
+    ]
+    rollback(session, NAME)
+    assert all(champion[:8] not in line.text for line in why(session, NAME).story if line.kind == "signal"), (
+        "it is back"
+    )
 
 
 def test_runs_that_monitor_are_listed_only_with_all(world: ClosingWorld) -> None:

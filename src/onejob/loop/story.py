@@ -57,6 +57,7 @@ def _signals(signals: list[Signal], served: str) -> Iterator[StoryLine]:
         figures = _figures(first)
         says = first.evidence.get("says") or first.evidence.get("reason") or ""
         more = f"; {len(found) - 1:,} more such" if len(found) > 1 else ""
+        more += f", the last of {found[-1].block}" if more and found[-1].block else ""
         block = f" of {first.block}" if first.block else ""
         text = f"{kind}{block}{figures}{f' ({says})' if says else ''}{more}{came}"
         yield StoryLine(first.event_time, "signal", text, run)
