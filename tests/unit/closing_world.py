@@ -15,7 +15,6 @@ from onejob.core.plan import Output, Plan, Serving, Step
 from onejob.core.ports import Status
 from onejob.core.records import Endpoint, NewRun, Run
 from onejob.core.state import RunState
-from onejob.core.traffic import STRAYS
 from onejob.loop import closing, executions
 from onejob.loop import reconcile as reconciling
 from onejob.loop.keys import Keyed
@@ -142,13 +141,13 @@ class ClosingWorld(World):
         assert found is not None
         return found
 
-    def traffic(self, session: Session, begins: float, ends: float, kind: str = "traffic", requests: int = 10) -> None:
+    def traffic(self, session: Session, begins: float, ends: float, kind: str = "traffic", rows: int = 10) -> None:
         text = f"{begins} {ends}".encode()
         digest, size = session.blobs.put(text)
-        meta = {"begins": begins, "requests": requests, "newest": [ends] * min(requests, STRAYS + 1)}
+        meta = {"begins": begins, "rows": rows, "newest": [[ends, rows]]}
         artifact = Artifact(kind, (FileEntry("segment.arrows", digest, size),), meta)
         session.blobs.put(artifact.manifest_bytes())
-        session.ledger.add_segment(NAME, artifact, begins=begins, ends=ends, rows=requests)
+        session.ledger.add_segment(NAME, artifact, begins=begins, ends=ends, rows=rows)
 
     def day(self, session: Session, count: int = 1, passes: int = 10) -> None:
         """So many days of traffic, each followed by passes."""

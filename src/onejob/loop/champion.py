@@ -24,8 +24,8 @@ RECENT = 16
 """Segments of which the newest requests say what time it is. Replicas seal independently, so the last one alone would
 make the clock jump back; and what is wrong about its time is forgotten once so many others have come."""
 STRAY_SHARE = 0.01
-"""A request that doesn't tell its event time is of today, though all others may be of last year: up to this share of
-the recent ones (and no more than STRAYS) can't move the clock."""
+"""A request that doesn't tell its event time is of today, though all others may be of last year: requests with up to
+this share of the recent rows (and no more than STRAYS of them) can't move the clock."""
 
 
 def event_now(session: Session, name: str) -> float | None:
@@ -43,9 +43,11 @@ def event_now(session: Session, name: str) -> float | None:
 
 def clock_of(metas: Sequence[Mapping[str, Json]]) -> float:
     """The event time of the newest request of some traffic artifacts, but for a few strays."""
-    times = sorted((time for meta in metas for time in meta["newest"]), reverse=True)
-    strays = min(STRAYS, int(STRAY_SHARE * sum(meta["requests"] for meta in metas)))
-    return float(times[min(strays, len(times) - 1)])
+    newest = sorted((request for meta in metas for request in meta["newest"]), reverse=True)[: STRAYS + 1]
+    spared = STRAY_SHARE * sum(meta["rows"] for meta in metas)
+    while len(newest) > 1 and newest[0][1] <= spared:
+        spared -= newest.pop(0)[1]
+    return float(newest[0][0])
 
 
 def newest_event(segments: Sequence[Segment]) -> float | None:

@@ -90,17 +90,15 @@ def read_traffic(paths: Sequence[Path]) -> Traffic:
 def summary(path: Path) -> dict[str, Json]:
     """What a segment's artifact says of it: endpoint, engines with their rows, range of event times, rows, schema.
 
-    `newest` holds the event times of its newest requests, the newest first (loop/champion.py makes a clock of them).
+    `newest` holds event time and rows of the newest requests (loop/champion.py makes a clock of them).
     """
     stream = _open(path)
     meta = _meta(stream, path)
     rows, begins, ends = 0, None, None
-    newest: dict[str, int] = {}
-    requests: set[str] = set()
+    newest: dict[str, tuple[int, int]] = {}
     for part in _batches(path):
         times = part.heads[TIME]
         rows += len(part)
-        requests.update(part.heads[REQUEST])
         newest = _newest(newest, part)
         begins = min(int(times.min()), begins if begins is not None else int(times.min()))
         ends = max(int(times.max()), ends if ends is not None else int(times.max()))
@@ -112,8 +110,7 @@ def summary(path: Path) -> dict[str, Json]:
         "begins": (begins or 0) / SECOND,
         "ends": (ends or 0) / SECOND,
         "rows": rows,
-        "requests": len(requests),
-        "newest": [time / SECOND for time in newest.values()],
+        "newest": [[time / SECOND, count] for time, count in newest.values()],
         "columns": meta["columns"],
         "private": meta["private"],
         "rate": meta["rate"],
@@ -121,16 +118,15 @@ def summary(path: Path) -> dict[str, Json]:
     }
 
 
-def _newest(known: Mapping[str, int], part: _Part) -> dict[str, int]:
-    """The newest requests and their event times, the newest first: those known, and a batch's."""
+def _newest(known: Mapping[str, tuple[int, int]], part: _Part) -> dict[str, tuple[int, int]]:
+    """The newest requests, with their event time and rows, the newest first: of those known and a batch's."""
     times, requests, found = part.heads[TIME], part.heads[REQUEST], dict[str, int]()
     for at in np.argsort(-times, kind="stable"):
         found.setdefault(requests[at], int(times[at]))
         if len(found) > STRAYS:
             break
-    for request, time in known.items():
-        found[request] = max(time, found.get(request, time))
-    return dict(sorted(found.items(), key=lambda each: -each[1])[: STRAYS + 1])
+    told = {request: (time, int((requests == request).sum())) for request, time in found.items()}
+    return dict(sorted({**known, **told}.items(), key=lambda each: -each[1][0])[: STRAYS + 1])
 
 
 _HEADS: Mapping[str, str] = {REQUEST: "object", ROW: "i4", ARRIVED: "i8", TIME: "i8", KEY: "object"}

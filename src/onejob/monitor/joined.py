@@ -89,7 +89,7 @@ def join(traffic: Traffic, labels: Sequence[Label], *, now: int | None = None, h
     kept, repeated = _once(traffic)
     rows = traffic.take(kept)
     now = (int(rows.time.max()) if len(rows) else 0) if now is None else now
-    by_request, by_key = _index(rows)
+    by_request, by_key = _index(rows, any(label.key is None for label in labels))
     given: dict[int, list[Label]] = defaultdict(list)
     ambiguous, lost, odd = 0, [], _Odd()
     for label in sorted(labels, key=lambda label: (label.order, label.line)):
@@ -150,10 +150,12 @@ def _once(traffic: Traffic) -> tuple[Array, int]:
     """Indices of the rows that count, by event time, and how many were captured again; the first to arrive counts."""
     seen: set[tuple[Any, ...]] = set()
     kept = []
+    order = np.argsort(traffic.arrived, kind="stable")
     heads = (traffic.request, traffic.row, traffic.key, traffic.time, traffic.engine)
-    for index in np.argsort(traffic.arrived, kind="stable").tolist():
-        request, row, key, time, engine = (head[index] for head in heads)
-        mark = (request, int(row), _inputs(traffic, index)) if key is None else (key, int(time), engine)
+    for index, request, row, key, time, engine in zip(
+        order.tolist(), *(head[order].tolist() for head in heads), strict=True
+    ):
+        mark = (request, row, _inputs(traffic, index)) if key is None else (key, time, engine)
         if mark not in seen:
             seen.add(mark)
             kept.append(index)
@@ -166,15 +168,17 @@ def _inputs(traffic: Traffic, index: int) -> str:
     return repr([values[index] for values in traffic.inputs.values()])
 
 
-def _index(rows: Traffic) -> tuple[dict[tuple[str, int | None], list[int]], dict[str, list[int]]]:
-    """(request, row in it) and (request, None) -> rows here; key -> rows here."""
+def _index(rows: Traffic, requests: bool) -> tuple[dict[tuple[str, int | None], list[int]], dict[str, list[int]]]:
+    """(request, row in it) and (request, None) -> rows here, if labels name requests; key -> rows here."""
     by_request: dict[tuple[str, int | None], list[int]] = defaultdict(list)
     by_key: dict[str, list[int]] = defaultdict(list)
-    for index, (request, number, key) in enumerate(zip(rows.request, rows.row.tolist(), rows.key, strict=True)):
-        by_request[request, number].append(index)
-        by_request[request, None].append(index)
+    for index, key in enumerate(rows.key.tolist()):
         if key is not None:
             by_key[key].append(index)
+    if requests:
+        for index, (request, number) in enumerate(zip(rows.request.tolist(), rows.row.tolist(), strict=True)):
+            by_request[request, number].append(index)
+            by_request[request, None].append(index)
     return by_request, by_key
 
 

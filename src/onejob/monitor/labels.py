@@ -46,24 +46,36 @@ def summary(path: Path) -> dict[str, Json]:
     return {"format": 1, "rows": len(labels), "begins": min(times) / SECOND, "ends": max(times) / SECOND}
 
 
-def _lines(path: Path) -> Iterator[Label]:
-    return _parsed(path, path.read_bytes().splitlines())
+def _lines(path: Path) -> list[Label]:
+    lines = path.read_bytes().splitlines()
+    try:
+        told = json.loads(b"[%b]" % b",".join(lines))  # all at once: several times quicker than line by line
+        if len(told) == len(lines):
+            return [_label(line) for line in told]
+    except (ValueError, KeyError, TypeError):
+        pass
+    return list(_parsed(path, lines))
 
 
 def _parsed(path: Path, lines: Iterable[bytes]) -> Iterator[Label]:
+    """Line by line, to name the one that is wrong."""
     for number, text in enumerate(lines, 1):
         try:
-            line = json.loads(text)
-            yield Label(
-                order=line["order"],
-                line=line["line"],
-                value=line["label"],
-                time=line["arrived"] if line["time"] is None else line["time"],
-                arrived=line["arrived"],
-                key=line.get("key"),
-                request=line.get("request"),
-                row=line.get("row"),
-            )
+            yield _label(json.loads(text))
         except (ValueError, KeyError, TypeError) as error:
             cure = "`onejob verify` says what is damaged."
             raise DamagedError(f"line {number} is no label: {error!r}", place=str(path), cure=cure) from error
+
+
+def _label(line: dict[str, Json]) -> Label:
+    arrived, time = line["arrived"], line["time"]
+    return Label(
+        line["order"],
+        line["line"],
+        line["label"],
+        arrived if time is None else time,
+        arrived,
+        line.get("key"),
+        line.get("request"),
+        line.get("row"),
+    )

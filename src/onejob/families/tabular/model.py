@@ -109,10 +109,9 @@ def build(encoding: Encoding, options: Mapping[str, Json], seed: int = 0) -> Tab
         ("numbers",): NumbersOnly,
     }
     kind = kinds[tuple(spec.name for spec in encoding.features)]
-    # made without values, then filled: torch's own initialisation would draw from the process's generator
-    with torch.device("meta"):
+    # torch's own initialisation draws from the process's generator; making it on "meta" would import its compiler: 1.5 s
+    with torch.random.fork_rng(devices=[]):
         module = kind(encoding, Options(**options))
-    module.to_empty(device="cpu")
     _initialise(module, torch.Generator().manual_seed(seed & WORD >> 1))
     return module
 

@@ -167,7 +167,7 @@ def _series(name: str, values: Array) -> pl.Series:
     """A column as it was captured; what is not known is null, never NaN."""
     if values.dtype == object:
         plain = values.tolist()
-        if any(isinstance(value, np.ndarray) for value in plain):
+        if isinstance(next((value for value in plain if value is not None), None), np.ndarray):
             return pl.Series(name, [value if value is None else value.tolist() for value in plain])
         return pl.Series(name, plain, dtype=pl.String)
     column = pl.Series(name, values)
