@@ -170,8 +170,8 @@ RESULTS: dict[str, tuple[list[str], Any, list[str]]] = {
     ),
     "signal": (
         ["flights", "--reason", "new"],
-        SignalView("flights", 7, "a retraining starts"),
-        ["signal 7 for flights: a retraining starts"],
+        SignalView("flights", 7, "the next pass of `onejob up` starts a retraining"),
+        ["signal 7 for flights: the next pass of `onejob up` starts a retraining"],
     ),
     "promote": (
         ["flights/engine@challenger"],

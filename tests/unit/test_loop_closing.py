@@ -16,7 +16,7 @@ from onejob.loop.champion import block_begins, newest_event
 from onejob.loop.closing import LOOK, RETRAIN, WATCHED
 from onejob.loop.commands.promote import promote, rollback
 from onejob.loop.commands.run import _continue
-from onejob.loop.commands.signal import signal
+from onejob.loop.commands.signal import STARTS, signal
 from onejob.loop.reconcile import reconcile
 from onejob.loop.session import Session
 from onejob.monitor.spec import DAY
@@ -257,7 +257,7 @@ def test_a_thousand_signals_start_one_run(world: ClosingWorld) -> None:
     world.day(session, 2)
     storm = [NewSignal("harm", f"b{number}") for number in range(999)]
     session.ledger.add_signals(NAME, storm, event_time=1.0, champion=world.endpoint(session).artifact)
-    assert signal(session, NAME, "now").detail == "a retraining starts"
+    assert signal(session, NAME, "now").detail == STARTS
     world.passes(session)
     (run,) = world.of_kind(session, RETRAIN)
     assert len(run.cause["signals"]) == 1000

@@ -15,7 +15,7 @@ from onejob.loop.commands import look
 from onejob.loop.commands.explain import why
 from onejob.loop.commands.look import ps
 from onejob.loop.commands.promote import rollback
-from onejob.loop.commands.signal import signal
+from onejob.loop.commands.signal import STARTS, signal
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_storm_is_one_line_and_what_waits_is_told(world: ClosingWorld) -> None
     session = world.supervisor()
     world.serve(session)
     world.day(session, 2)
-    assert signal(session, NAME, "now").detail == "a retraining starts"
+    assert signal(session, NAME, "now").detail == STARTS
     world.passes(session)
     for _ in range(3):
         assert signal(session, NAME).detail == "the budget of 1 a day is used up"

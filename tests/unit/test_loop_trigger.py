@@ -23,7 +23,8 @@ def signal(number: int, kind: str, champion: str | None = "c1", block: str = "20
 
 def facts(signals: Sequence[Signal] = (), **more: Any) -> Facts:
     told: dict[str, Any] = {"now": 100 * DAY, "champion": "c1", "signals": signals, "fresh": 500, "since": 90 * DAY}
-    return Facts(**{**told, "last": None, "today": 0, "is_open": False, **more})
+    told |= {"last": None, "today": 0, "is_open": False, "stopped": False, "has_rows": True}
+    return Facts(**{**told, **more})
 
 
 @pytest.mark.parametrize("kind", ["labels", "harm", "hand"])
@@ -52,6 +53,8 @@ def test_all_that_ask_are_consumed_by_one_run() -> None:
     ("more", "waits"),
     [
         ({"is_open": True}, "a retraining, or another look of the gate, goes on"),
+        ({"stopped": True}, "the endpoint is stopped"),
+        ({"has_rows": False}, "no block has ended that anything was asked in"),
         ({"today": 2}, "the budget of 2 a day is used up"),
         ({"last": 98 * DAY}, "the cool-down is over in 5.0 days of event time"),
         ({"fresh": 99}, "99 fresh labels, and 100 are asked"),
@@ -71,6 +74,8 @@ def test_by_hand_needs_no_labels_and_no_cool_down_but_not_two_at_once() -> None:
     assert decide(RULES, facts(hand, fresh=None, last=99 * DAY)).start
     assert not decide(RULES, facts(hand, is_open=True)).start
     assert not decide(RULES, facts(hand, today=2)).start
+    assert not decide(RULES, facts(hand, has_rows=False)).start
+    assert not decide(RULES, facts(hand, stopped=True)).start
 
 
 def test_the_schedule_raises_its_own_signal() -> None:

@@ -125,10 +125,7 @@ def retrain_run(session: Session, scene: Scene, cause: Mapping[str, Json]) -> Ne
     made, cut = maker(session, scene.endpoint), retrain_cut(scene)
     steps = [step for step in _steps(made) if step.stage in FROM_CHAMPION]
     trained_on = dataset_of(session, scene.endpoint.artifact, scene.endpoint.execution)
-    reach = gate_since(scene.spec, cut)
-    since = 0.0 if rules.history == "all" else min(cut - rules.history, reach)
-    window = Window(since, scene.until, scene.now)
-    labelled = labelled_step(scene.spec, session.ledger.list_segments(scene.name), window)
+    labelled = labelled_step(scene.spec, session.ledger.list_segments(scene.name), _retrain_window(scene))
     family, env = _family(made), _env(made)
     upstream = Upstream(made.job, made.project, 0, {}, {}, family)
     base = Existing(base_of(session, trained_on))
@@ -150,6 +147,21 @@ def retrain_run(session: Session, scene: Scene, cause: Mapping[str, Json]) -> Ne
         )
     refs = {f"{made.job}/{kind}@challenger": output for kind, output in left.items()}
     return _new(made, (labelled, *extend, *steps, *gate), env, cause, refs)
+
+
+def _retrain_window(scene: Scene) -> Window:
+    """Whose rows a retraining reads: those to train on, and those that the gate needs."""
+    assert scene.spec.retrain is not None
+    history, cut = scene.spec.retrain.history, retrain_cut(scene)
+    since = 0.0 if history == "all" else min(cut - history, gate_since(scene.spec, cut))
+    return Window(since, scene.until, scene.now)
+
+
+def has_rows(session: Session, scene: Scene) -> bool:
+    """Whether there is anything that came back to retrain on."""
+    window = _retrain_window(scene)
+    found = session.ledger.list_segments(scene.name, kind="traffic", since=window.since, until=window.until, newest=1)
+    return bool(found)
 
 
 def look_run(session: Session, scene: Scene, held: Decision, cut: float, look: int) -> NewRun:

@@ -20,6 +20,7 @@ from onejob.loop.background import (
     Scene,
     challenger_of,
     has_gate,
+    has_rows,
     look_run,
     retrain_cut,
     retrain_run,
@@ -348,6 +349,8 @@ def asked(session: Session, scene: Scene) -> Answer:
         last=last.event_time if last else None,
         today=sum(turn.event_time // DAY == scene.now // DAY for turn in turns),
         is_open=any(turn.kind in JUDGED and turn.taken is None for turn in every),
+        stopped=scene.endpoint.state not in UP,
+        has_rows=has_rows(session, scene),
     )
     return decide(Rules(rules.on, rules.labels_min, rules.every, rules.cooldown, rules.budget), facts)
 

@@ -49,6 +49,10 @@ class Facts:
     """Retrainings that started in the day of event time that is now."""
     is_open: bool
     """Whether a retraining, or another look of the gate, goes on."""
+    stopped: bool
+    """Whether the endpoint is stopped: then its loop stands still."""
+    has_rows: bool
+    """Whether there is traffic of a block that has ended, to retrain on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +103,15 @@ def _schedule(rules: Rules, facts: Facts) -> NewSignal | None:
 
 
 def _waits_for(rules: Rules, facts: Facts, by_hand: bool) -> str:
-    """What keeps a retraining from starting now; a person's wish waits for another run and for the budget only."""
+    """What keeps a retraining from starting now; a person's wish waits for no labels and no cool-down."""
+    if facts.stopped:
+        return "the endpoint is stopped"
     if facts.is_open:
         return "a retraining, or another look of the gate, goes on"
     if facts.today >= rules.budget:
         return f"the budget of {rules.budget} a day is used up"
+    if not facts.has_rows:
+        return "no block has ended that anything was asked in"
     if by_hand:
         return ""
     if facts.last is not None and 0 <= facts.now - facts.last < rules.cooldown:

@@ -9,6 +9,8 @@ from onejob.errors import NotFoundError, UsageError
 from onejob.loop.closing import asked, scene_of
 from onejob.loop.session import Session
 
+STARTS = "the next pass of `onejob up` starts a retraining"
+
 
 @dataclass(frozen=True, slots=True)
 class SignalView:
@@ -17,7 +19,7 @@ class SignalView:
     endpoint: str
     signal: int
     detail: str
-    """What it waits for, or that it starts a run."""
+    """What it waits for, or that nothing keeps a run from starting."""
 
 
 def signal(session: Session, name: str, reason: str = "") -> SignalView:
@@ -34,4 +36,4 @@ def signal(session: Session, name: str, reason: str = "") -> SignalView:
     evidence = {"reason": reason} if reason else {}
     (made,) = session.ledger.add_signals(name, [NewSignal("hand", evidence=evidence)], event_time=scene.now)
     answer = asked(session, scene)
-    return SignalView(name, made.id, "a retraining starts" if answer.start else answer.reason)
+    return SignalView(name, made.id, STARTS if answer.start else answer.reason)
