@@ -13,7 +13,7 @@ from functools import partial
 
 from onejob.core.artifact import Json
 from onejob.core.faults import reach
-from onejob.core.records import Decision, NewRun, NewSignal, NewTurn, Run, Signal, Turn
+from onejob.core.records import Decision, Endpoint, NewRun, NewSignal, NewTurn, Run, Signal, Turn
 from onejob.core.state import EndpointState, PromotionState, RunState
 from onejob.errors import ConflictError, DamagedError, NotFoundError, OnejobError, StoreError, UsageError
 from onejob.loop.background import (
@@ -73,6 +73,13 @@ def scene_of(session: Session, name: str) -> Scene | None:
         return None
     promotions = tuple(session.ledger.list_promotions(name))
     return Scene(endpoint, Spec.model_validate(endpoint.options["monitor"]), now, promotions)
+
+
+def standing(session: Session, endpoint: Endpoint) -> Scene:
+    """How an endpoint stands, also before anything has come back from it: then its time is 0."""
+    spec = Spec.model_validate(endpoint.options.get("monitor") or {})
+    now = event_now(session, endpoint.name) or 0.0
+    return Scene(endpoint, spec, now, tuple(session.ledger.list_promotions(endpoint.name)))
 
 
 def champion_ref(job: str, kind: str) -> str:
@@ -219,8 +226,10 @@ def promote_decided(session: Session, scene: Scene, decision: Decision, cause: M
 
 def _judge_probation(session: Session, name: str) -> None:
     """Keep the newest promotion, or put the former engine back: what the newest watch of it says, or that it failed."""
-    scene = scene_of(session, name)
-    if scene is None or (promotion := scene.probation) is None:
+    endpoint = session.ledger.get_endpoint(name)
+    assert endpoint is not None
+    scene = standing(session, endpoint)
+    if (promotion := scene.probation) is None:
         return
     if scene.endpoint.state is EndpointState.FAILED:
         error = (scene.endpoint.error or {}).get("message", "it doesn't start")

@@ -12,14 +12,12 @@ from onejob.core.records import Decision, Endpoint, Promotion
 from onejob.core.state import EndpointState, PromotionState
 from onejob.errors import ConflictError, NotFoundError, UsageError, from_json
 from onejob.loop.background import Scene, challenger_of
-from onejob.loop.champion import event_now
-from onejob.loop.closing import champion_ref, promote_decided, roll_back, waits_for_a_person
+from onejob.loop.closing import champion_ref, promote_decided, roll_back, standing, waits_for_a_person
 from onejob.loop.commands.run import QUICK
 from onejob.loop.endpoints import tend_endpoint
 from onejob.loop.lineage import producer
 from onejob.loop.resolve import resolve
 from onejob.loop.session import Session
-from onejob.monitor.spec import Spec
 
 SERVABLE = ("engine", "checkpoint")
 
@@ -56,7 +54,7 @@ def promote(session: Session, ref: str, name: str | None = None) -> PromotionVie
     endpoint = _endpoint(session, name or (made.job if made else ""))
     if endpoint.artifact == digest:
         raise ConflictError(f"it serves {short(digest)} already", place=f"endpoint {endpoint.name}")
-    scene = _scene(session, endpoint)
+    scene = standing(session, endpoint)
     if waiting := _waiting(session, scene, digest):
         return _approve_decision(session, scene, waiting)
     kind = session.ledger.get_artifact(digest).kind
@@ -75,7 +73,7 @@ def promote(session: Session, ref: str, name: str | None = None) -> PromotionVie
 
 def _approve(session: Session, endpoint: Endpoint) -> PromotionView:
     """The challenger that the gate let through, and that waits for a person."""
-    scene = _scene(session, endpoint)
+    scene = standing(session, endpoint)
     waiting = _waiting(session, scene)
     if waiting is None:
         cure = "Name an engine, a checkpoint or a run; `onejob show ENDPOINT` tells what the gate has decided."
@@ -100,15 +98,15 @@ def _waiting(session: Session, scene: Scene, digest: str | None = None) -> Decis
 def rollback(session: Session, name: str, reason: str = "") -> PromotionView:
     """Put back what an endpoint served before the promotion that stands; it isn't promoted again by itself."""
     endpoint = _endpoint(session, name)
-    scene = _scene(session, endpoint)
-    standing = [
+    scene = standing(session, endpoint)
+    promoted = [
         p for p in scene.promotions if p.digest == endpoint.artifact and p.state is not PromotionState.ROLLED_BACK
     ]
-    if not standing:
+    if not promoted:
         cure = f"`onejob why {name}` tells its story; `onejob promote REF {name}` serves any engine."
         raise ConflictError("it serves no engine that was promoted", place=f"endpoint {name}", cure=cure)
     roll_back(session, scene, reason or "by hand", _person())
-    done = next(p for p in session.ledger.list_promotions(name) if p.id == standing[0].id)
+    done = next(p for p in session.ledger.list_promotions(name) if p.id == promoted[0].id)
     return _served(session, done)
 
 
@@ -119,13 +117,6 @@ def _endpoint(session: Session, name: str) -> Endpoint:
         cure = f"Endpoints: {known}." if known else "A job with [serve] makes one: `onejob run job.toml`."
         raise NotFoundError(f"there is no endpoint {name!r}", cure=cure)
     return endpoint
-
-
-def _scene(session: Session, endpoint: Endpoint) -> Scene:
-    """How it stands; without traffic the time of its events is 0."""
-    spec = Spec.model_validate(endpoint.options.get("monitor") or {})
-    now = event_now(session, endpoint.name) or 0.0
-    return Scene(endpoint, spec, now, tuple(session.ledger.list_promotions(endpoint.name)))
 
 
 def _person() -> dict[str, Json]:
