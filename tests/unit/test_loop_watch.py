@@ -26,6 +26,14 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClosingWo
     made.close()
 
 
+def labelled_days(world: ClosingWorld, session: Session, count: int = 1) -> None:
+    """Days of traffic whose labels come on the same day."""
+    for _ in range(count):
+        at = (15_000 + world.days + 1) * DAY
+        world.traffic(session, at + 3600, at + 19 * 3600, kind="labels")
+        world.day(session)
+
+
 def watch_of(world: ClosingWorld, session: Session) -> tuple[Mapping[str, Json], Mapping[str, Json]]:
     """The newest watch: (what its run was planned to read, what it was handed)."""
     turn = session.ledger.list_turns(NAME, kind=WATCHED, limit=1)[0]
@@ -38,13 +46,13 @@ def watch_of(world: ClosingWorld, session: Session) -> tuple[Mapping[str, Json],
 def test_a_watch_reads_only_what_can_still_change(world: ClosingWorld) -> None:
     session = world.supervisor()
     world.serve(session)
-    world.day(session, 2)
+    labelled_days(world, session, 2)
     window, first = watch_of(world, session)
     assert "before" not in first["inputs"], "there was none"
     assert window["from"] < 0, "the first champion serves since ever"
     reports = []
     for day in (3, 4, 5):
-        world.day(session)
+        labelled_days(world, session)
         reports.append(session.ledger.list_turns(NAME, kind=WATCHED, limit=1)[0].facts["report"])
         window, asked = watch_of(world, session)
         before = day - 1  # when the last watch looked, the newest block was this one
@@ -56,14 +64,27 @@ def test_a_watch_reads_only_what_can_still_change(world: ClosingWorld) -> None:
 def test_under_other_rules_nothing_is_taken_over(world: ClosingWorld) -> None:
     session = world.supervisor()
     world.serve(session)
-    world.day(session, 3)
+    labelled_days(world, session, 3)
     assert "before" in watch_of(world, session)[1]["inputs"]
     world.rules |= {"block": {"rows_min": 5}}
     world.serve(session)
-    world.day(session)
+    labelled_days(world, session)
     assert "before" not in watch_of(world, session)[1]["inputs"]
-    world.day(session)
+    labelled_days(world, session)
     assert "before" in watch_of(world, session)[1]["inputs"]
+
+
+def test_what_had_no_label_is_looked_at_again_until_later_labels_have_come(world: ClosingWorld) -> None:
+    """Labels of many days, sealed after the traffic of these days was watched."""
+    session = world.supervisor()
+    world.serve(session)
+    labelled_days(world, session, 2)
+    world.day(session, 8)
+    window, asked = watch_of(world, session)
+    settled = (15_000 + 2 - HORIZON) * DAY
+    assert (asked["options"]["settled_until"], window["from"]) == (settled, settled - 15 * DAY)
+    labelled_days(world, session, 2)
+    assert watch_of(world, session)[1]["options"]["settled_until"] == (15_000 + 11 - HORIZON) * DAY
 
 
 def test_a_new_champion_is_watched_from_its_beginning(world: ClosingWorld) -> None:

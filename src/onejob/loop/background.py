@@ -103,10 +103,14 @@ def watch_facts(scene: Scene) -> dict[str, Json]:
 
 
 def _earlier(scene: Scene, last: Turn | None) -> Earlier | None:
-    """The last watch's report, if it is of the same champion under the same rules and spares some rows."""
+    """The last watch's report, if it is of the same champion under the same rules and spares some rows.
+
+    What had no label by then counts as settled only if later labels had come: they may just have been sealed later than
+    the traffic.
+    """
     if last is None or not last.facts.get("report") or last.champion != scene.endpoint.artifact:
         return None
-    settled_until = scene.begins(last.event_time - scene.spec.horizon)
+    settled_until = scene.begins(min(last.event_time, last.facts["labels_until"] or 0.0) - scene.spec.horizon)
     if not watch_facts(scene).items() <= last.facts.items() or settled_until <= scene.since:
         return None
     return Earlier(Existing(last.facts["report"]), settled_until)
