@@ -83,7 +83,7 @@ def test_dropped_rows_count_against_those_that_stay() -> None:
 def test_the_error_shows_all_of_them_with_small_tables() -> None:
     many = pl.concat([FRAME] * 4)
     found = broken(many, not_null=["origin"], matches={"id": "[a-c]"}, rows_min=100)
-    text = str(expectations.error(found, COLUMNS, "/job/offending.arrow"))
+    text = str(expectations.error(found, ["id"], "/job/offending.arrow"))
     assert text.startswith("[data] expect: 3 expectations don't hold\nrows_min = 100: there are 16 rows\n")
     assert "  id  late  origin  distance\n  d   1     LGA     40.0\n" in text
     assert "  origin  id  late  distance\n  null    c   0     null\n" in text
@@ -92,7 +92,7 @@ def test_the_error_shows_all_of_them_with_small_tables() -> None:
 
 def test_long_values_and_many_rows_are_cut_short() -> None:
     frame = pl.concat([FRAME.with_columns(id=pl.lit("x" * 100))] * 3)
-    text = str(expectations.error(broken(frame, not_null=["late"], matches={"id": "y"}), COLUMNS, "there"))
+    text = str(expectations.error(broken(frame, not_null=["late"], matches={"id": "y"}), ["id"], "there"))
     assert "x" * 23 + "…" in text
     assert "x" * 24 not in text
     assert "… and 7 more" in text

@@ -14,9 +14,9 @@ from onejob.core.context import InputArtifact, StepContext
 from onejob.core.plan import Existing, Step, Upstream
 from onejob.data.engines.extend import run
 from onejob.data.engines.shards import write_arrow, write_split
-from onejob.data.spec import Spec, plan_extend
+from onejob.data.spec import Expect, Spec, plan_extend
 from onejob.engines.dataset import read_split
-from onejob.errors import DamagedError, DataError
+from onejob.errors import DamagedError, DataError, ExpectationError
 
 DAY = 86_400.0
 START = 1_704_067_200.0
@@ -25,7 +25,7 @@ COLUMNS = {"label": "late", "categories": ["carrier"], "numbers": ["x"], "time":
 
 def planned(cut: float = START + 2 * DAY, **more: Any) -> Step:
     columns = {**COLUMNS, **more.pop("columns", {})}
-    spec = Spec.model_validate({"source": "rows.csv", "columns": columns})
+    spec = Spec.model_validate({"source": "rows.csv", "columns": columns, "expect": more.pop("expect", {})})
     plan = plan_extend(spec, Upstream("j", "/", 7, {}), base=Existing("a"), labelled=Existing("b"), cut=cut, **more)
     return plan.steps[0]
 
@@ -174,6 +174,115 @@ def test_what_can_t_be_trained_on_says_so(tmp_path: Path, change: dict[str, Any]
         world.run(change.get("step"))
 
 
+# ---- expectations ------------------------------------------------------------------------------------------------
+
+
+def many(rows: int, **columns: Any) -> dict[str, Any]:
+    """So many captured rows, half of them before the cut; `columns` are values of the first ones."""
+    plain = {
+        "onejob_time": [round((START + n % 4 * DAY) * 1e6) for n in range(rows)],
+        "onejob_key": [str(n % 7) for n in range(rows)],
+        "onejob_request": [f"r{n}" for n in range(rows)],
+        "onejob_row": pl.Series([0] * rows, dtype=pl.Int32),
+        "late": [n // 4 % 2 for n in range(rows)],
+        "carrier": ["UA"] * rows,
+        "x": [5.0] * rows,
+    }
+    first = {name: [*values, *plain[name][len(values) :]] for name, values in columns.items()}
+    return {**plain, **first}
+
+
+HELD = [None] * 12  # of twelve rows in a row three are of each day, and six are held out
+
+
+@pytest.mark.parametrize(
+    ("expect", "columns", "told"),
+    [
+        ({"not_null": ["x"]}, {"x": HELD}, "not_null = x: 6 of 200 captured rows in train break it, 6 of 200 captured"),
+        ({"null_share": {"x": 0.05}}, {"x": [5.0, 5.0, None, None] * 11}, "null_share.x = 0.05: 22 of 200 values in h"),
+        ({"between": {"x": [0, 9]}}, {"x": [10.0] * 12}, r"between.x = \[0, 9\]: 6 of 200 captured rows in train"),
+        ({"between": {"carrier": [1, 12]}}, {}, r"between.carrier = \[1, 12\]: 200 of 200 captured rows in train"),
+        ({"values": {"carrier": ["UA", "AA"]}}, {"carrier": ["XX"] * 12}, "values.carrier = .*: 6 of 200 captured"),
+        ({"matches": {"carrier": "[A-Z]*"}}, {"carrier": ["a"] * 12}, "matches.carrier = .*: 6 of 200 captured"),
+        (
+            {"label_share": [0.3, 0.7]},
+            {"late": [1] * 400},
+            "it is 0.9951 in train\nlabel_share = .* it is 1.0000 in hol",
+        ),
+        ({"holdout_min": 201}, {}, "holdout_min = 201: 200 rows are held out"),
+        ({"rows_min": 404}, {}, "rows_min = 404: there are 403 rows"),
+    ],
+)
+def test_a_broken_join_fails_the_retraining(
+    tmp_path: Path, expect: dict[str, Any], columns: dict[str, Any], told: str
+) -> None:
+    world = Extending(tmp_path, rows=many(400, **columns))
+    world.run(planned())
+    with pytest.raises(ExpectationError, match=told) as caught:
+        world.run(planned(expect=expect))
+    assert caught.value.place == "[data] expect"
+    assert "[monitor.retrain] hold_out and history" in caught.value.cure
+
+
+def test_the_rows_at_fault_are_shown_with_their_requests_and_kept(tmp_path: Path) -> None:
+    world = Extending(tmp_path, rows=many(400, x=HELD))
+    with pytest.raises(ExpectationError) as caught:
+        world.run(planned(expect={"not_null": ["x"], "null_share": {"x": 0.0}}))
+    table = [line.split() for line in caught.value.message.splitlines()]
+    assert ["x", "n", "t", "onejob_request", "late", "carrier"] in table
+    assert ["null", "2", "2024-01-03", "00:00:00.000…", "r2", "false", "UA"] in table
+    at_fault = pl.read_ipc(tmp_path / "work" / "offending.arrow")
+    assert at_fault["onejob_request"].to_list()[:12] == [f"r{n}" for n in range(12)]
+    assert str(tmp_path / "work" / "offending.arrow") in caught.value.cure
+
+
+def test_one_odd_request_in_a_hundred_is_left_out_and_told(tmp_path: Path) -> None:
+    world = Extending(tmp_path, rows=many(400, x=[99.0, 99.0, 99.0], carrier=["?", "?"]))
+    expect = {"between": {"x": [0, 9]}, "values": {"carrier": ["UA", "AA"]}}
+    meta = world.run(planned(expect=expect))
+    left_out = pl.read_ipc(world.out / "dropped" / "00.arrow")
+    assert left_out["onejob_request"].to_list() == ["r0", "r1", "r2"]
+    assert left_out["onejob_reason"].unique().to_list() == ["breaks between.x = [0, 9]"]
+    assert meta["counts"] == {
+        "source": {"base": 3, "captured": 400},
+        "dropped": [
+            {
+                "number": 0,
+                "step": "expect",
+                "reason": "breaks between.x = [0, 9]",
+                "rows": 3,
+                "file": "dropped/00.arrow",
+            }
+        ],
+    }
+    assert meta["extended"]["captured_rows"] == 397
+    assert world.split("train").height + world.split("holdout").height == 400
+
+
+def test_what_clients_need_not_tell_is_not_asked_of_what_came_back(tmp_path: Path) -> None:
+    expect = {
+        "unique": ["n", ["n", "t"]],  # the same may be asked twice
+        "rows_max": 3,
+        "dropped_share": 0.0,
+        "not_null": ["n", "t", "tailnum"],
+        "null_share": {"n": 0.0, "tailnum": 0.0},
+        "between": {"n": [0, 5], "wind": [0, 1]},
+        "values": {"n": [1, 2, 3]},
+        "matches": {"tailnum": "N.*"},
+    }
+    world = Extending(tmp_path)  # half of the keys are no numbers of the id's column
+    assert world.run(planned(expect=expect)) == world.run(planned())
+    assert Expect.model_validate(planned(expect=expect).options["expect"]) == Expect()
+
+
+def test_a_category_that_was_a_number_is_held_to_its_range(tmp_path: Path) -> None:
+    world = Extending(
+        tmp_path, base={"carrier": ["1", None, "12"]}, rows=many(400, carrier=[str(n % 12 + 1) for n in range(400)])
+    )
+    assert world.run(planned(expect={"between": {"carrier": [1, 12]}}))["extended"]["captured_rows"] == 400
+    assert world.run(planned(expect={"between": {"carrier": [1, 12]}, "not_null": ["carrier"]}))
+
+
 def test_a_damaged_input_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "labelled").mkdir()
     (tmp_path / "labelled" / "rows.arrow").write_bytes(b"not Arrow")
@@ -186,5 +295,7 @@ def test_the_key_counts_what_decides_and_no_more() -> None:
     assert step.options["cut"] == START + 2 * DAY
     assert step.options["history"] == 5 * DAY
     assert step.options["columns"]["label"] == "late"
+    assert planned(expect={"not_null": ["x"]}).options["expect"]["not_null"] == ["x"]
+    assert planned(expect={"unique": ["n"]}).options == planned().options, "what isn't asked doesn't count"
     assert step.inputs == {"dataset": Existing("a"), "labelled": Existing("b")}
     assert (step.name, step.stage, step.outputs, step.seed) == ("data", "data", ("dataset",), None)

@@ -146,7 +146,10 @@ class Spec(StageSpec):
         [], description="What is done to the rows, in order: built-in steps, or functions of your own."
     )
     columns: Columns = Field(description="The columns of the dataset, and what each is for.")
-    expect: Expect = Field(Expect(), description="What must hold for the rows after the last step.")
+    expect: Expect = Field(
+        Expect(),
+        description="What must hold for the rows after the last step, and as far as it can for those of a retraining.",
+    )
 
     @field_validator("tables")
     @classmethod
@@ -220,11 +223,17 @@ def plan_extend(
     `base` is the dataset that came from the sources, `labelled` what was captured since. Rows whose event is at `cut`
     (seconds since 1970) or later are held out; `history` is how many seconds before the cut rows go back.
     """
+    expect = _of_captured(spec.expect, spec.columns)
     step = Step(
         name="data",
         stage="data",
         entry=EXTEND,
-        options={"columns": spec.columns.model_dump(mode="json"), "cut": cut, "history": history},
+        options={
+            "columns": spec.columns.model_dump(mode="json"),
+            "expect": expect.model_dump(mode="json"),
+            "cut": cut,
+            "history": history,
+        },
         inputs={"dataset": base, "labelled": labelled},
         outputs=("dataset",),
         needs=Needs(cpus=spec.resources.cpus, memory=spec.resources.memory, gpus=spec.resources.gpus),
@@ -234,6 +243,20 @@ def plan_extend(
         threads=spec.threads,
     )
     return Plan(steps=(step,))
+
+
+def _of_captured(expect: Expect, columns: Columns) -> Expect:
+    """What of the expectations can be asked of rows that came back from an endpoint.
+
+    Their label and the model's inputs are what they should be. But they needn't tell an id or a time, may ask the same
+    twice, and become more and more; of the sources' other columns they know nothing.
+    """
+    asked = {columns.label, *columns.categories, *columns.numbers}
+    fields: dict[str, Json] = {"unique": [], "rows_max": None, "dropped_share": None}
+    fields["not_null"] = [name for name in expect.not_null if name in asked]
+    for field in ("null_share", "between", "values", "matches"):
+        fields[field] = {name: value for name, value in getattr(expect, field).items() if name in asked}
+    return expect.model_copy(update=fields)
 
 
 def _options(spec: Spec) -> dict[str, Json]:

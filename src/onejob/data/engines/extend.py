@@ -2,7 +2,8 @@
 
 An ordinary dataset. Rows whose event is at the cut or later are held out, all others are trained on, so that what the
 gate compares on was never learnt from. Each captured row keeps its request in `onejob_request` and `onejob_row`, by
-which `onejob trace` goes from a row to its request; the rows of the first dataset have nulls there.
+which `onejob trace` goes from a row to its request; the rows of the first dataset have nulls there. The job's
+expectations are asked of them as of any other rows: a model must not learn from a join that broke in a client.
 """
 
 from __future__ import annotations
@@ -18,12 +19,20 @@ import polars as pl
 from onejob.core.artifact import Json
 from onejob.core.context import InputArtifact, StepContext, write_json
 from onejob.core.faults import reach
+from onejob.data.engines import expectations
 from onejob.data.engines.profile import profile
-from onejob.data.engines.shards import write_split
-from onejob.data.spec import Columns
+from onejob.data.engines.shards import write_arrow, write_split
+from onejob.data.spec import Columns, Expect
+from onejob.data.steps.dropped import REASON
+from onejob.data.steps.split import HELD_OUT
 from onejob.errors import DamagedError, DataError
 
 FORMAT = 1
+DROPPED = "dropped/00.arrow"
+CURE = (
+    "Mend what is sent to the endpoint (`onejob trace` takes an onejob_request), or its labels; "
+    "[monitor.retrain] hold_out and history say which rows are taken."
+)
 SECOND = 1_000_000
 ROWS = "rows.arrow"
 TIME, KEY, REQUEST, ROW = "onejob_time", "onejob_key", "onejob_request", "onejob_row"
@@ -40,16 +49,18 @@ def run(context: StepContext) -> None:
     first = _first_rows(base, columns)
     captured = _captured(context.inputs["labelled"], columns, first.schema)
     context.progress(1, 3, "steps")
-    first, captured = _chosen(first, since), _chosen(captured, since)
+    first, captured = _chosen(first, since, cut), _chosen(captured, since, cut)
+    _require_rows(first, captured, cut)
+    captured, strays = _checked(context, first, captured, columns)
     rows = pl.concat([first, captured], how="vertical_relaxed")
-    held = (rows[MOMENT] >= cut).fill_null(False)
-    frame = rows.drop(MOMENT)
-    splits = {"train": frame.filter(~held), "holdout": frame.filter(held)}
-    _require_rows(splits, captured, cut)
+    frame = rows.drop(MOMENT, HELD_OUT)
+    splits = {"train": frame.filter(~rows[HELD_OUT]), "holdout": frame.filter(rows[HELD_OUT])}
     context.progress(2, 3, "steps")
     shutil.rmtree(context.out("dataset"))  # a second try in the same folder starts from nothing
     folder = context.out("dataset")
     written = {name: write_split(part, folder, name) for name, part in splits.items()}
+    if strays:
+        write_arrow(pl.concat(strays).drop(MOMENT, HELD_OUT), folder / DROPPED)
     write_json(folder / "profile.json", profile(splits))
     reach("data.written")
     told = {
@@ -67,7 +78,10 @@ def run(context: StepContext) -> None:
         "columns": columns.model_dump(mode="json"),
         "schema": {name: str(dtype) for name, dtype in frame.schema.items()},
         "splits": written,
-        "counts": {"source": {"base": first.height, "captured": captured.height}, "dropped": []},
+        "counts": {
+            "source": {"base": first.height, "captured": captured.height + sum(each.height for each in strays)},
+            "dropped": [_told(each) for each in strays],
+        },
         "extended": told,
     }
     context.measure({"rows": frame.height, **told})
@@ -198,18 +212,41 @@ def _times(moments: pl.Series, dtype: Any) -> pl.Series:
 # ---- both --------------------------------------------------------------------------------------------------------
 
 
-def _chosen(frame: pl.DataFrame, since: int | None) -> pl.DataFrame:
-    """Rows that are not too old; one whose time isn't known counts as old."""
-    return frame if since is None else frame.filter(pl.col(MOMENT) >= since)
+def _chosen(frame: pl.DataFrame, since: int | None, cut: int) -> pl.DataFrame:
+    """Rows that are not too old (one whose time isn't known counts as old), and whether they are held out."""
+    recent = frame if since is None else frame.filter(pl.col(MOMENT) >= since)
+    return recent.with_columns((pl.col(MOMENT) >= cut).fill_null(False).alias(HELD_OUT))
 
 
-def _require_rows(splits: Mapping[str, pl.DataFrame], captured: pl.DataFrame, cut: int) -> None:
+def _checked(
+    context: StepContext, first: pl.DataFrame, captured: pl.DataFrame, columns: Columns
+) -> tuple[pl.DataFrame, list[pl.DataFrame]]:
+    """The captured rows that are as the job expects, and the strays; ExpectationError if it is more than strays."""
+    expect = Expect.model_validate(context.options["expect"])
+    captured, strays, broken = expectations.check_captured(captured, expect, columns)
+    broken += expectations.check_extended(pl.concat([first, captured], how="vertical_relaxed"), expect, columns)
+    if broken:
+        rows, where = expectations.offending(broken), context.work / "offending.arrow"
+        if rows is not None:
+            write_arrow(rows, where)
+        marks = [name for name in (columns.id, columns.time) if name]
+        raise expectations.error(broken, [*marks, REQUEST], str(where), CURE)
+    return captured, strays
+
+
+def _told(strays: pl.DataFrame) -> dict[str, Json]:
+    """As other datasets tell of the rows that a step dropped."""
+    return {"number": 0, "step": "expect", "reason": strays[REASON][0], "rows": strays.height, "file": DROPPED}
+
+
+def _require_rows(first: pl.DataFrame, captured: pl.DataFrame, cut: int) -> None:
     when = datetime.datetime.fromtimestamp(cut / SECOND, datetime.UTC).isoformat()
-    if not splits["train"].height:
+    held_out = pl.concat([first[HELD_OUT], captured[HELD_OUT]])
+    if held_out.all():
         raise DataError(
             "no row is left to train on", place="[monitor.retrain] history", cure="Make it longer, or 'all'."
         )
-    if not splits["holdout"].height:
+    if not held_out.any():
         raise DataError(
             f"of the {captured.height} captured rows with a label none is from {when} or later: none can be held out",
             place="[monitor.retrain] hold_out",

@@ -143,7 +143,8 @@ def _check(context: StepContext, options: Options, collected: Collected) -> None
     rows, where = expectations.offending(broken), context.work / "offending.arrow"
     if rows is not None:
         write_arrow(rows, where)
-    raise expectations.error(broken, options.columns, str(where))
+    marks = [name for name in (options.columns.id, options.columns.time) if name]
+    raise expectations.error(broken, marks, str(where))
 
 
 def _write_dropped(folder: Path, collected: Collected) -> list[dict[str, Json]]:
