@@ -424,6 +424,18 @@ def test_without_a_gate_it_is_trained_and_not_promoted(world: ClosingWorld) -> N
     assert promote(session, f"{NAME}/engine@challenger").promotion == "kept", "no rules, no probation"
 
 
+def test_an_epoch_that_held_out_rows_chose_is_not_judged_by_such_rows(world: ClosingWorld) -> None:
+    """A job with a gate can't be planned so; an engine of an older run, promoted by hand, may have been."""
+    session = world.supervisor()
+    session.ledger.add_run(world.job(keep="best"))
+    labels_arrive(world)
+    world.passes(session)
+    world.day(session, 3)
+    assert world.of_kind(session, RETRAIN) == []
+    (told,) = [e.data["text"] for e in session.ledger.events() if "[train] keep" in e.data.get("text", "")]
+    assert told.startswith("retrain: ")
+
+
 def test_a_stopped_endpoint_is_left_alone(world: ClosingWorld) -> None:
     session = world.supervisor()
     world.serve(session)

@@ -16,9 +16,10 @@ from onejob.core.records import Decision, Endpoint, NewRun, Promotion, Run, Turn
 from onejob.core.spec import counted
 from onejob.core.state import PromotionState
 from onejob.data import spec as data
-from onejob.errors import NotFoundError
+from onejob.errors import JobFileError, NotFoundError
 from onejob.loop.champion import base_of, block_begins, dataset_of, serving_since
 from onejob.loop.lineage import producer
+from onejob.loop.planning import LEAK
 from onejob.loop.session import Session
 from onejob.monitor.plan import (
     GATE,
@@ -128,6 +129,8 @@ def retrain_run(session: Session, scene: Scene, cause: Mapping[str, Json]) -> Ne
     assert rules is not None
     made, cut = maker(session, scene.endpoint), retrain_cut(scene)
     steps = [step for step in _steps(made) if step.stage in FROM_CHAMPION]
+    if scene.spec.gate is not None and any(step.options.get("keep") == "best" for step in steps):
+        raise JobFileError([LEAK], place=f"run {made.id}")  # promoted by hand; a job with a gate can't be planned so
     trained_on = dataset_of(session, scene.endpoint.artifact, scene.endpoint.execution)
     labelled = labelled_step(scene.spec, session.ledger.list_segments(scene.name), _retrain_window(scene))
     family, env = _family(made), _env(made)

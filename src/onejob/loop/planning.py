@@ -41,11 +41,18 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 }
 """Stage -> kinds of artifact of which it needs: all; for serve, one."""
 
+LEAK = (
+    '[train] keep: "best" chooses the epoch by the held-out rows, and in a retraining these are the rows by which '
+    '[monitor.gate] judges the model. Set keep = "last", and epochs to as many as it needs: `onejob logs RUN/train` '
+    "shows the scores of each."
+)
+
 
 def plan_job(job: Job) -> Plan:
     """Plan every stage of a job; JobFileError where a stage lacks what an earlier one would leave."""
     upstream = _start(job)
     stages = _fitted(job.stages)
+    _refuse_leak(job)
     steps: list[Step] = []
     serving: Serving | None = None
     for stage, spec in stages.items():
@@ -98,6 +105,14 @@ def _require(job: Job, stage: str, upstream: Upstream) -> None:
         raise JobFileError(
             [f"{job.path} [{stage}]: needs a {missing}, and no table leaves one. Add a [{table}] table."]
         )
+
+
+def _refuse_leak(job: Job) -> None:
+    """What judges a model must not have chosen it."""
+    training, monitoring = (job.stages.get(stage) for stage in ("train", "monitor"))
+    has_gate = isinstance(monitoring, monitor.Spec) and monitoring.gate is not None
+    if has_gate and isinstance(training, train.Spec) and training.keep == "best":
+        raise JobFileError([f"{job.path} {LEAK}"])
 
 
 def _with_run_options(step: Step, job: Job) -> Step:

@@ -40,7 +40,9 @@ class Spec(StageSpec):
     )
     clip: float = Field(1.0, ge=0, description="Longest gradient, over all parameters together; 0 means no limit.")
     keep: Literal["last", "best"] = Field(
-        "last", description="Which model is left: the last, or the best epoch's by `metric` on the held-out rows."
+        "last",
+        description="Which model is left: the last, or the best epoch's by `metric` on the held-out rows. "
+        "With [monitor.gate], which judges by these rows, only the last.",
     )
     metric: str | None = Field(
         None, description="Score by which the best model is told; unset: the family's most telling one."
