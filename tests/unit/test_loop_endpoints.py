@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from loop_world import World, drive
@@ -81,6 +82,7 @@ def test_the_next_run_starts_it_again_though_every_step_is_cached(world):
 
 
 def test_hosts_that_fail_in_a_row_are_given_up_and_the_next_run_tries_anew(world):
+    world.clock.now = time.time()  # their folders tell when it was
     session = world.supervisor()
     world.executor.ends["host"] = ["gone"]
     ended = drive(session, serve(world, session))

@@ -206,7 +206,7 @@ def _gave_up(folder: Path, number: int, now: float, generation: int) -> Json | N
     if state.get("state") == "failed" and (error := _refused(state, generation)):
         return error
     last = [_exit_of(folder / f"host-{n}") for n in range(max(1, number - TRIES + 1), number + 1)]
-    failed = [end for end in last if end and end.get("code") != 0 and now - end.get("time", 0) < MINUTE]
+    failed = [end for end in last if end and end.get("code") != 0 and abs(now - end.get("time", 0)) < MINUTE]
     if len(failed) < TRIES:
         return None
     cure = f"See {folder / f'host-{number}' / 'log'}."
