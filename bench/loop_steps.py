@@ -95,7 +95,7 @@ class Loop:
             rows = {name: part[name].to_list() for name in inputs}
             # the monitor's steps ask the models anew, so what was answered doesn't matter
             answer = {"probability": np.full((part.height, 1), 0.5, np.float32)}
-            writer.add(Record(f"r{times[0]}-{number}", part.height, 100, told, rows, answer))
+            writer.add(Record((f"r{times[0]}-{number}",), (part.height,), 100, told, rows, answer))
             if number % 100 == 99:
                 writer.flush()
         writer.flush()

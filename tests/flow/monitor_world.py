@@ -141,7 +141,7 @@ class World:
             columns = {"carrier": days.carrier[part].tolist(), "x": days.x[part].tolist()}
             outputs = {"probability": np.full((rows, 1), 0.5, np.float32)}
             name = f"r{days.key[part.start]}"
-            writer.add(Record(name, rows, size=100, told=told, columns=columns, outputs=outputs))
+            writer.add(Record((name,), (rows,), size=100, told=told, columns=columns, outputs=outputs))
             if start // size % 100 == 99:
                 writer.flush()
         writer.flush()

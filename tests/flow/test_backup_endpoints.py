@@ -53,7 +53,7 @@ class World:
         for n in range(first, last):
             value = np.array([float(n)])
             told = Told(n * 1_000_000, None, [f"k{n}"])
-            self.capture.add(Record(f"r{n}", 1, 10, told, {"x": value}, {"y": value}))
+            self.capture.add(Record((f"r{n}",), (1,), 10, told, {"x": value}, {"y": value}))
         self.capture.flush()
 
     def label(self, first: int, last: int) -> None:

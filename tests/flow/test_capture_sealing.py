@@ -70,7 +70,7 @@ def capture_of(session: Session) -> Capture:
 def fill(capture: Capture, first: int, last: int) -> None:
     for n in range(first, last):
         value = np.array([float(n)])
-        capture.add(Record(f"r{n}", 1, 10, Told(n * 1_000_000, None, [f"k{n}"]), {"x": value}, {"y": value}))
+        capture.add(Record((f"r{n}",), (1,), 10, Told(n * 1_000_000, None, [f"k{n}"]), {"x": value}, {"y": value}))
     capture.flush()
 
 

@@ -13,43 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onejob.errors import DeadlineError, InferenceError, OverloadedError
-from onejob.serve.batch import Batcher, Item, Limits, decide, split
+from onejob.serve.batch import Batcher, Item
+from onejob.serve.policy import Fit, Limits
+from onejob.serve.rows import Layout, Raw, check_rows, join
 
 LIMITS = Limits(rows=8, wait_ns=1000, queue=16)
 
 
-@pytest.mark.parametrize(
-    ("waiting", "age", "recent", "expected"),
-    [
-        ([], 0, 1, None),
-        ([(1, 0)], 0, 1, 1),  # alone last time, alone now: no wait
-        ([(1, 0)], 0, 2, None),  # there were two: the other may come
-        ([(1, 0)], 1000, 2, 1),  # it didn't come in time
-        ([(1, 0), (1, 0)], 0, 2, 2),
-        ([(4, 0), (4, 0), (1, 0)], 0, 9, 2),  # full
-        ([(5, 0), (4, 0)], 0, 9, 1),  # the next doesn't fit: no use in waiting
-        ([(1, 0), (1, 1)], 0, 9, 1),  # other shapes can't join
-        ([(20, 0), (1, 0)], 0, 9, 1),  # bigger than a batch: alone
-    ],
-)
-def test_decide(waiting: list[tuple[int, int]], age: int, recent: int, expected: int | None) -> None:
-    assert decide(waiting, age, recent, LIMITS) == expected
-
-
-@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 1)), min_size=1), st.integers(0, 2000), st.integers(1, 9))
-def test_a_batch_never_exceeds_its_rows_nor_mixes_groups(waiting: list[tuple[int, int]], age: int, recent: int) -> None:
-    taken = decide(waiting, age, recent, LIMITS)
-    if taken is None:
-        assert age < LIMITS.wait_ns
-        return
-    batch = waiting[:taken]
-    assert len({group for _, group in batch}) == 1
-    assert taken == 1 or sum(rows for rows, _ in batch) <= LIMITS.rows
-
-
-def test_split_refuses_outputs_of_other_rows() -> None:
+def test_outputs_of_other_rows_are_refused() -> None:
     with pytest.raises(InferenceError, match=r"\[2, 1\] for 3 rows"):
-        split({"y": np.zeros((2, 1))}, [1, 2])
+        check_rows({"y": np.zeros((2, 1))}, 3)
 
 
 class Engine:
@@ -59,8 +32,10 @@ class Engine:
         self.sizes: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
+        self.entered = threading.Event()
 
     def __call__(self, arrays: Any) -> Any:
+        self.entered.set()
         self.gate.wait(10)
         self.sizes.append(len(arrays["x"]))
         if (arrays["x"] < 0).any():
@@ -86,8 +61,10 @@ def run(requests: list[list[float]], *, inline: bool, limits: Limits = LIMITS) -
             if len(answers) == len(requests):
                 arrived.set()
 
-        for values in requests:
-            batcher.submit(item(values, done))
+        for number, values in enumerate(requests):
+            one = item(values, done)
+            one.asked = number
+            batcher.submit(one)
         await asyncio.wait_for(arrived.wait(), 10)
         batcher.close()
         return answers
@@ -119,7 +96,7 @@ def test_a_request_bigger_than_a_batch_runs_in_pieces_and_comes_back_whole() -> 
 @given(st.lists(st.lists(st.integers(1, 100), min_size=1, max_size=11), min_size=1, max_size=12))
 def test_everyone_gets_their_own_rows(requests: list[list[int]]) -> None:
     answers, _ = run([[float(v) for v in r] for r in requests], inline=True, limits=Limits(8, 1000, 1000))
-    for answer, request in zip(answers, requests, strict=True):
+    for answer, request in zip(sorted(answers, key=lambda each: each.asked), requests, strict=True):
         assert answer.outputs is not None
         assert answer.outputs["y"].reshape(-1).tolist() == [2 * value for value in request]
 
@@ -203,5 +180,121 @@ def test_other_shapes_are_never_joined() -> None:
         batcher.close()
         return answers
 
-    assert asyncio.run(work()) == [[1, 1], [1, 2], [1, 1]]
-    assert engine.sizes == [1, 1, 1]
+    assert asyncio.run(work()) == [[1, 1], [1, 1], [1, 2]]
+    assert engine.sizes == [2, 1]
+
+
+def test_small_requests_go_with_a_large_one() -> None:
+    answers, engine = run([[float(n) for n in range(20)], [100], [101]], inline=True, limits=Limits(rows=8, queue=64))
+    assert engine.sizes == [8, 8, 6]
+    order = [len(answer.outputs["y"]) for answer in answers if answer.outputs]
+    assert order == [1, 1, 20], "they don't wait for all of it"
+    assert answers[-1].outputs is not None
+    assert answers[-1].outputs["y"].reshape(-1).tolist() == [2 * n for n in range(20)]
+
+
+def test_the_urgent_ones_go_first() -> None:
+    engine = Engine()
+
+    async def work() -> list[float]:
+        order: list[float] = []
+        end = asyncio.Event()
+        batcher = Batcher(engine, Limits(rows=2, queue=64), inline=True)
+
+        def done(finished: Item) -> None:
+            assert finished.outputs is not None
+            order.append(float(finished.outputs["y"][0, 0]))
+            if len(order) == 6:
+                end.set()
+
+        for value, priority in ((1, 0), (2, 2), (3, 1), (4, 2), (5, 0), (6, 1)):
+            one = item([value], done)
+            one.priority = priority
+            batcher.submit(one)
+        await asyncio.wait_for(end.wait(), 10)
+        batcher.close()
+        return order
+
+    assert asyncio.run(work()) == [2, 10, 6, 12, 4, 8]
+
+
+def test_too_many_bytes_are_refused_though_the_rows_would_do() -> None:
+    async def work() -> None:
+        batcher = Batcher(Engine(), Limits(rows=8, queue=100, queue_bytes=1000), inline=True)
+        first, second = item([1], lambda i: None), item([1], lambda i: None)
+        first.size, second.size = 5000, 10
+        batcher.submit(first)
+        with pytest.raises(OverloadedError, match="of requests wait already"):
+            batcher.submit(second)
+        batcher.close()
+
+    asyncio.run(work())
+
+
+def test_what_is_past_its_deadline_is_not_computed() -> None:
+    engine = Engine()
+
+    async def work() -> list[Item]:
+        answers: list[Item] = []
+        both = asyncio.Event()
+
+        def done(finished: Item) -> None:
+            answers.append(finished)
+            if len(answers) == 2:
+                both.set()
+
+        batcher = Batcher(engine, LIMITS, inline=True, clock=lambda: 100)
+        batcher.submit(item([1], done, deadline=50))
+        batcher.submit(item([2], done))
+        await asyncio.wait_for(both.wait(), 10)
+        batcher.close()
+        return answers
+
+    late, fine = asyncio.run(work())
+    assert isinstance(late.error, DeadlineError)
+    assert fine.outputs is not None
+    assert engine.sizes == [1]
+
+
+def test_a_large_one_that_fails_in_the_middle_is_computed_no_further() -> None:
+    answers, engine = run([[1.0] * 8 + [-1.0] + [1.0] * 30], inline=True, limits=Limits(rows=8, queue=64))
+    assert "negative" in str(answers[0].error)
+    assert engine.sizes == [8, 8]
+
+
+LAYOUT = Layout(("x",), (np.dtype("<f4"),), ((1,),), (4,))
+
+
+def test_bytes_are_joined_with_bytes_and_with_arrays() -> None:
+    def raw(*values: float) -> Raw:
+        return Raw(LAYOUT, [np.array(values, "<f4").tobytes()])
+
+    assert join([raw(1), raw(2, 3)])["x"].tolist() == [[1], [2], [3]]
+    assert join([raw(1, 2, 3), raw(4)], [(1, 3), None])["x"].tolist() == [[2], [3], [4]]
+    mixed = join([raw(1), {"x": np.array([[7.0]], np.float32)}], [None, None])
+    assert mixed["x"].tolist() == [[1], [7]]
+
+
+def test_an_engine_is_overdue_by_its_own_measure() -> None:
+    now = [0]
+    fit = Fit()
+    for rows in (1, 8, 1, 8):
+        fit.add(rows, 1_000_000 * rows)
+
+    async def work() -> list[bool]:
+        engine = Engine()
+        engine.gate.clear()
+        batcher = Batcher(engine, LIMITS, fit=fit, clock=lambda: now[0])
+        batcher.submit(item([1], lambda i: None))
+        while not engine.entered.is_set():
+            now[0] += 1
+            await asyncio.sleep(0.001)
+        found = []
+        for later in (500_000, 5_000_000, 50_000_000):
+            now[0] = later
+            found.append(batcher.overdue(2_000_000, 10))
+        engine.gate.set()
+        batcher.close()
+        return found
+
+    assert asyncio.run(work()) == [False, False, True]

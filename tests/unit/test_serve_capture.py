@@ -32,7 +32,7 @@ def record(request: str = "r1", rows: int = 2, **more: Any) -> Record:
     columns = {"carrier": ["UA", None, "é"][:rows], "distance": [1.5, None, 3][:rows]}
     outputs = {"probability": np.array([[0.25], [0.5], [0.75]], np.float32)[:rows]}
     values: dict[str, Any] = {"size": 100, "told": Told(1_000_000), "columns": columns, "outputs": outputs}
-    return Record(request, rows, **{**values, **more})
+    return Record((request,), (rows,), **{**values, **more})
 
 
 def made(folder: Path, *, signature: Signature = SIGNATURE, spool: Spool | None = None, **rules: Any) -> Capture:
@@ -388,10 +388,10 @@ def test_a_slow_disk_fills_the_buffer_and_no_more(tmp_path: Path, size: int, row
     outputs = {"probability": np.zeros((rows, 1), np.float32)}
     columns = {"carrier": ["UA"] * rows, "distance": np.zeros(rows)}
     for n in range(10):
-        capture.add(Record(f"r{n}", rows, size, Told(1), columns, outputs))
+        capture.add(Record((f"r{n}",), (rows,), size, Told(1), columns, outputs))
     assert capture.dropped["buffer"] == (10 - fits) * rows
     capture.flush()
-    capture.add(Record("after", rows, size, Told(1), columns, outputs))
+    capture.add(Record(("after",), (rows,), size, Told(1), columns, outputs))
     capture.flush()
     assert capture.rows == (fits + 1) * rows
 
@@ -431,3 +431,18 @@ def test_the_thread_writes_and_seals_the_rest_when_it_is_stopped(tmp_path: Path)
     assert len(rows_of(tmp_path)) == 2
     assert list((tmp_path / CAPTURE / OPEN).iterdir()) == []
     assert (tmp_path / CAPTURE / SEALED).is_dir()
+
+
+def test_a_batch_that_was_answered_together_is_recorded_as_its_requests(tmp_path: Path) -> None:
+    capture = made(tmp_path)
+    columns = {"carrier": np.array([["AA"], ["B6"], ["UA"]], object), "distance": np.array([[1.0], [2.0], [3.0]])}
+    outputs = {"probability": np.array([[0.1], [0.2], [0.3]], np.float32)}
+    capture.add(Record(("r1", "r2"), (2, 1), 100, Told(7), columns, outputs))
+    capture.add(record("r3", rows=1))
+    capture.flush()
+    capture.seal()
+    found = rows_of(tmp_path)
+    assert found.request.tolist() == ["r1", "r1", "r2", "r3"]
+    assert found.row.tolist() == [0, 1, 0, 0]
+    assert found.inputs["carrier"].tolist() == ["AA", "B6", "UA", "UA"]
+    np.testing.assert_array_equal(found.outputs["probability"], np.float32([0.1, 0.2, 0.3, 0.25]))

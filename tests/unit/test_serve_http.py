@@ -15,9 +15,9 @@ import pytest
 
 from onejob.core.tensor import TensorSpec
 from onejob.errors import InferenceError
-from onejob.serve.batch import Limits
 from onejob.serve.journal import RequestLog
 from onejob.serve.model import ServedModel
+from onejob.serve.policy import Limits
 from onejob.serve.protocols import http
 from onejob.serve.protocols.http import Connection, Exchange, TooLargeError, inflate
 from onejob.serve.protocols.http_api import Api
@@ -309,7 +309,7 @@ class Server:
         self.log = RequestLog(folder / "requests")
         identity = Identity("m", "d1", 1, {"engine": "onnxruntime"}, "e1", "1:1.0")
         limits = Limits(rows=8, queue=4)
-        self.service = Service(ServedModel(self.engine), identity, limits, self.log, folder / "metrics", warm_ns=0)
+        self.service = Service(ServedModel(self.engine), identity, limits, self.log, folder / "metrics")
         self.api = Api(Router(self.service), max_body=max_body)
         self.max_body = max_body
 

@@ -13,9 +13,9 @@ import pytest
 from test_serve_http import Doubler, Scene, message
 
 from onejob.core.counters import Counters, read_snapshots
-from onejob.serve.batch import Limits
 from onejob.serve.journal import RequestLog
 from onejob.serve.model import ServedModel
+from onejob.serve.policy import Limits
 from onejob.serve.protocols.http_api import Api
 from onejob.serve.router import Router, picks
 from onejob.serve.service import Identity, Service
@@ -43,7 +43,6 @@ class Both:
                 Limits(rows=8, queue=4),
                 self.log,
                 folder / "metrics",
-                warm_ns=0,
             )
             for number, (digest, engine) in enumerate(zip(("old", "new"), self.engines, strict=True))
         )

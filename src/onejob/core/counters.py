@@ -26,6 +26,7 @@ from onejob.core.artifact import Json
 
 BOUNDS_US: tuple[float, ...] = tuple(16 * 2 ** (step / 4) for step in range(92))
 """Upper bounds of the latency buckets in microseconds: four an octave, 16 us to 112 s; one more takes the rest."""
+BOUNDS_NS: tuple[float, ...] = tuple(bound * 1000 for bound in BOUNDS_US)
 BUCKETS = len(BOUNDS_US) + 1
 RETIRED = "retired.json"
 
@@ -42,7 +43,7 @@ class Counters:
 
     def observe(self, nanoseconds: int) -> None:
         """Count one answered request's latency."""
-        self.latency[bisect_left(BOUNDS_US, nanoseconds / 1000)] += 1
+        self.latency[bisect_left(BOUNDS_NS, nanoseconds)] += 1
 
     def get(self, name: str) -> int:
         return self.values.get(name, 0)

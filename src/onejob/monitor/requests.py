@@ -12,13 +12,13 @@ FOLDER = "requests"
 
 
 def find_request(folder: Path, request: str) -> dict[str, Json] | None:
-    """The newest line with this id in an endpoint's request log, or None (it has been rotated away, or never was)."""
-    needle = b'"id":' + canonical(request)
+    """What the request log says of the newest request with this id, or None (rotated away, or it never was)."""
+    needle = canonical(request)
     for path in _newest_first(folder):
         for line in reversed(_lines_with(path, needle)):
-            record = _parse(line)
-            if record is not None and record.get("id") == request:
-                return record
+            for record in reversed(_records(line)):
+                if record.get("id") == request:
+                    return record
     return None
 
 
@@ -36,7 +36,7 @@ def recent(folder: Path, limit: int = 20) -> list[dict[str, Json]]:
     found: list[dict[str, Json]] = []
     for path in _newest_first(folder):
         lines = path.read_bytes().splitlines()[-limit:]
-        found += [record for record in map(_parse, lines) if record is not None]
+        found += [record for line in lines for record in _records(line)]
         if len(found) >= limit * 2:
             break  # replicas write side by side: one file more than needed, then sort
     return sorted(found, key=lambda record: float(record.get("time", 0.0)), reverse=True)[:limit]
@@ -54,9 +54,16 @@ def _lines_with(path: Path, needle: bytes) -> list[bytes]:
         return []  # rotated away in between
 
 
-def _parse(line: bytes) -> dict[str, Json] | None:
+def _records(line: bytes) -> list[dict[str, Json]]:
+    """The requests of a line: one, or those of a batch that were answered together."""
     try:
-        record = json.loads(line)
+        told = json.loads(line)
     except ValueError:
-        return None  # the torn last line of a killed writer
-    return record if isinstance(record, dict) else None
+        return []  # the torn last line of a killed writer
+    if not isinstance(told, dict):
+        return []
+    if "ids" not in told:
+        return [told]
+    shared = {name: value for name, value in told.items() if name not in ("ids", "rows", "ms")}
+    each = zip(told["ids"], told["rows"], told["ms"], strict=False)
+    return [{**shared, "id": name, "rows": rows, "ms": took} for name, rows, took in each]

@@ -1,14 +1,8 @@
 """Dynamic batching: requests that arrive together run together, and nobody waits for company that will not come.
 
-`decide` is the whole policy, a pure function. A batch starts when the engine is free and one of these holds: it is
-full; its oldest request has waited `wait_ns`; or as many requests wait as were in flight at the last start. The
-last rule is what keeps a lone client from paying the wait: requests of closed-loop clients come back in the number
-in which they were answered.
-
-`Batcher` is the asyncio edge, shared by all protocols of a replica. Quick models run on the loop's own thread,
-where a hop to another thread would cost more than the inference; as soon as a batch takes longer than `INLINE_NS`,
-batches run on one worker thread, so that health and decoding go on while the engine computes. A hang is seen in
-both cases: by `stuck_ns` here, by the missing beats at the host if the loop itself hangs.
+`Batcher` is the asyncio edge of `policy`, shared by all protocols of a replica: one a model. Quick models run on the
+loop's own thread, where a hop to another thread would cost more than the inference; as soon as a batch takes longer
+than `INLINE_NS`, batches run on one worker thread, so that health and decoding go on while the engine computes.
 """
 
 from __future__ import annotations
@@ -17,49 +11,60 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-import numpy as np
-
 from onejob.errors import DeadlineError, InferenceError, OnejobError, OverloadedError
+from onejob.serve.policy import Choice, Fit, Limits, choose, due, take
+from onejob.serve.rows import Arrays, Raw, check_rows, join, split
 
-Arrays = Mapping[str, np.ndarray[Any, Any]]
 INLINE_NS = 1_000_000
+RELEARN = 32
+"""So many batches between two looks at what size and wait are best."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What bounds a batch and the queue; times in nanoseconds."""
-
-    rows: int = 64
-    wait_ns: int = 2_000_000
-    queue: int = 1024
-    timeout_ns: int = 30_000_000_000
-
-
-@dataclass(eq=False, slots=True)
 class Item:
-    """One request on its way through the engine; `done` is called once, on the loop's thread."""
+    """One request on its way through the engine; `done` is called once, on the loop's thread.
 
-    arrays: Arrays
-    rows: int
-    done: Callable[[Item], None]
-    received: int
-    """When its first byte was handled, in the clock's nanoseconds."""
-    deadline: int
-    signature: tuple[tuple[int, ...], ...] = ()
-    """Shapes without the batch dimension: only equal ones can run together."""
-    queued: int = 0
-    started: int = 0
-    finished: int = 0
-    settled: bool = False
+    Made for each request, so no dataclass: only what differs from the defaults is set.
+    """
+
+    priority = 0
+    """The lower, the sooner."""
+    size = 0
+    """Bytes of its message."""
+    quick: Any = None
+    """What its protocol needs to answer it together with its batch (`on_quick`); None: by `done`."""
     asked: Any = None
     """What its service wants to know of it when it is done."""
+    queued = started = finished = 0
+    begun = 0
+    """Rows that the engine has been given."""
+    settled = False
     outputs: Arrays | None = None
     error: Exception | None = None
+    parts: list[Arrays] | None = None
+    """Outputs of the rows so far, of one that runs in pieces."""
+
+    def __init__(
+        self,
+        arrays: Arrays | Raw,
+        rows: int,
+        done: Callable[[Item], None],
+        received: int,
+        deadline: int,
+        signature: Hashable = (),
+    ) -> None:
+        self.arrays = arrays
+        self.rows = rows
+        self.done = done
+        self.received = received
+        """When its first byte was handled, in the clock's nanoseconds."""
+        self.deadline = deadline
+        self.signature = signature
+        """Shapes without the batch dimension: only equal ones can run together."""
 
     def settle(self, outputs: Arrays | None, error: Exception | None, now: int) -> None:
         if self.settled:
@@ -68,22 +73,8 @@ class Item:
         self.done(self)
 
 
-def decide(waiting: Sequence[tuple[int, int]], age: int, recent: int, limits: Limits) -> int | None:
-    """How many of the waiting requests to run now as one batch, or None to wait for more.
-
-    `waiting`: (rows, group) of each, oldest first; a batch holds a run of one group. `age`: how long the oldest has
-    waited. `recent`: requests in flight at the last start. A request bigger than a batch runs alone, in pieces.
-    """
-    rows, taken = 0, 0
-    for amount, group in waiting:
-        if taken and (rows + amount > limits.rows or group != waiting[0][1]):
-            return taken  # full, or the next can't join
-        rows, taken = rows + amount, taken + 1
-        if rows >= limits.rows:
-            return taken
-    if not taken:
-        return None
-    return taken if age >= limits.wait_ns or taken >= recent else None
+Piece = tuple[Item, int, int]
+"""A request's rows from (second) until (third), which run in a batch."""
 
 
 class Batcher:
@@ -96,20 +87,29 @@ class Batcher:
         *,
         batchable: bool = True,
         inline: bool = False,
-        on_batch: Callable[[int, int], None] = lambda rows, ns: None,
+        fit: Fit | None = None,
+        on_batch: Callable[[Sequence[Piece], int, int], None] = lambda pieces, rows, ns: None,
+        on_quick: Callable[[list[Item], Arrays, Arrays], None] | None = None,
         on_failure: Callable[[Exception], None] = lambda error: None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
+        self.fit = fit or Fit()
+        self.choice = choose(self.fit, limits) if fit else Choice(limits.rows, limits.wait_ns)
         self._infer = infer
         self._limits = limits
         self._batchable = batchable
         self._on_batch = on_batch
+        self._on_quick = on_quick
         self._on_failure = on_failure
         self._clock = clock
-        self._waiting: deque[Item] = deque()
-        self._rows = 0
+        self._waiting: dict[int, deque[Item]] = {}
+        """By priority; the deques are in the order of arrival."""
+        self._count = self._rows = self._bytes = 0
+        """Requests that wait; their rows that no batch has; their bytes."""
         self._recent = 1
-        self._running: list[Item] = []
+        self._measured = 0
+        self._running: list[Piece] = []
+        self._joined: Arrays = {}
         self._busy_since = 0
         self._tick_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -119,20 +119,36 @@ class Batcher:
     @property
     def pending(self) -> int:
         """Requests that wait or run."""
-        return len(self._waiting) + len(self._running)
+        return self._count + sum(stop == item.rows for item, _, stop in self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait."""
+        return self._rows
 
     @property
     def inline(self) -> bool:
         return self._thread is None
 
     def submit(self, item: Item) -> None:
-        """Queue a request; OverloadedError when too many rows wait already."""
-        if self._rows + item.rows > self._limits.queue and self._waiting:
+        """Queue a request; OverloadedError when too much waits already."""
+        if self._count and self._rows + item.rows > self._limits.queue:
             raise OverloadedError(f"{self._rows} rows wait already, of at most {self._limits.queue}", place="queue")
+        if self._count and self._bytes + item.size > self._limits.queue_bytes:
+            raise OverloadedError(f"{self._bytes >> 20} MiB of requests wait already", place="queue")
         item.queued = self._clock()
-        self._waiting.append(item)
+        queue = self._waiting.get(item.priority)
+        if queue is None:
+            self._waiting[item.priority] = queue = deque()
+            self._waiting = dict(sorted(self._waiting.items()))
+        queue.append(item)
+        self._count += 1
         self._rows += item.rows
-        self._poke()
+        self._bytes += item.size
+        # the decision is put off to the end of the loop's round, so that all that has arrived is seen together
+        if not self._tick_due and not self._running:
+            self._tick_due = True
+            self._loop.call_soon(self._tick)
 
     def cancel(self, item: Item) -> None:
         """Forget a request whose client has gone; if it runs already, its answer is dropped."""
@@ -142,15 +158,23 @@ class Batcher:
     def expire(self) -> None:
         """Answer what is past its deadline, whether it waits or the engine holds it; called now and then."""
         now = self._clock()
-        for item in [*self._running, *self._waiting]:
-            if now >= item.deadline:
-                late = (now - item.received) / 1e9
-                item.settle(None, DeadlineError(f"no answer after {late:.1f} s", place="request"), now)
-        self._prune()
+        late = [item for queue in self._waiting.values() for item in queue if now >= item.deadline]
+        late += [item for item, *_ in self._running if now >= item.deadline]
+        for item in late:
+            self._expire(item, now)
+        if late:
+            self._prune()
 
     def stuck_ns(self) -> int:
         """For how long the engine has been computing the present batch; 0 when idle."""
         return self._clock() - self._busy_since if self._busy_since else 0
+
+    def overdue(self, least_ns: int, times: float) -> bool:
+        """Whether the present batch takes much longer than it should: so many times, and so long at least."""
+        if not self._busy_since:
+            return False
+        rows = sum(stop - start for _, start, stop in self._running)
+        return self.stuck_ns() > max(least_ns, times * self.fit.predict(rows))
 
     def close(self) -> None:
         """Let go of the worker thread, without waiting for an engine that hangs."""
@@ -162,12 +186,23 @@ class Batcher:
     def _make_thread(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, thread_name_prefix="engine")
 
+    def _expire(self, item: Item, now: int) -> None:
+        late = (now - item.received) / 1e9
+        item.settle(None, DeadlineError(f"no answer after {late:.1f} s", place="request"), now)
+
     def _prune(self) -> None:
-        while self._waiting and self._waiting[0].settled:
-            self._rows -= self._waiting.popleft().rows
+        """Forget what was settled while it waited."""
+        for queue in self._waiting.values():
+            for item in [item for item in queue if item.settled]:
+                queue.remove(item)
+                self._leave(item)
+
+    def _leave(self, item: Item) -> None:
+        self._count -= 1
+        self._rows -= item.rows - item.begun
+        self._bytes -= item.size
 
     def _poke(self) -> None:
-        # the decision is put off to the end of the loop's round, so that all that has arrived is seen together
         if not self._tick_due and not self._running:
             self._tick_due = True
             self._loop.call_soon(self._tick)
@@ -177,105 +212,137 @@ class Batcher:
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        self._prune()
-        if self._running or not self._waiting:
+        if self._running or not self._count:
             return
-        age = self._clock() - self._waiting[0].queued
-        count = decide(self._window(), age, self._recent, self._limits)
-        if count is None:
-            self._timer = self._loop.call_later((self._limits.wait_ns - age) / 1e9 + 1e-5, self._tick)
+        now = self._clock()
+        oldest = min(queue[0].queued for queue in self._waiting.values() if queue)
+        age, wait = now - oldest, self.choice.wait_ns
+        if not due(self._rows, self._count, age, self._recent, self.choice):
+            self._timer = self._loop.call_later((wait - age) / 1e9 + 1e-5, self._tick)
             return
-        self._recent = len(self._waiting)
-        batch = [self._waiting.popleft() for _ in range(count)]
-        self._rows -= sum(item.rows for item in batch)
-        batch = [item for item in batch if not item.settled]
-        if batch:
-            self._start(batch)
-        else:
+        self._recent = self._count
+        pieces = self._next(now)
+        if pieces:
+            self._start(pieces, now)
+        elif self._count:
             self._poke()
 
-    def _window(self) -> list[tuple[int, int]]:
-        """(rows, group) of as many of the waiting as can matter to one batch."""
-        window: list[tuple[int, int]] = []
-        rows, group, last = 0, 0, self._waiting[0].signature
-        for item in self._waiting:
-            if item.signature != last or (window and not self._batchable):
-                group, last = group + 1, item.signature
-            window.append((item.rows, group))
-            rows += item.rows
-            if rows > self._limits.rows or group:
-                break
-        return window
+    def _next(self, now: int) -> list[Piece]:
+        """What runs now, taken out of the queue; what is past its deadline is answered, and not computed."""
+        queues = [queue for queue in self._waiting.values() if queue]
+        items = queues[0] if len(queues) == 1 else list(chain.from_iterable(queues))
+        shape = items[0].signature
+        if not self._batchable:
+            taken = [(0, items[0].rows)]
+        elif self._rows <= self.choice.size and all(item.signature == shape for item in items):
+            taken = [(at, item.rows - item.begun) for at, item in enumerate(items)]
+        else:
+            taken = take(((item.rows - item.begun, item.signature) for item in items), self.choice.size)
+        pieces: list[Piece] = []
+        ended = 0
+        for item, rows in [(items[at], rows) for at, rows in taken]:
+            start, stop = item.begun, item.begun + rows
+            self._rows -= rows
+            item.begun = stop
+            ended += stop == item.rows
+            if item.deadline > now:
+                pieces.append((item, start, stop))
+            else:
+                self._expire(item, now)
+        self._take_out(queues, ended)
+        return pieces
 
-    def _start(self, batch: list[Item]) -> None:
-        self._running = batch
-        self._busy_since = now = self._clock()
-        for item in batch:
-            item.started = now
+    def _take_out(self, queues: Sequence[deque[Item]], ended: int) -> None:
+        """Out of the queues with the `ended` requests that the engine has been given whole."""
+        for queue in queues:
+            while queue and queue[0].begun == queue[0].rows:
+                self._leave(queue.popleft())
+                ended -= 1
+        if ended:  # some stand behind others that must wait
+            for queue in queues:
+                for item in [item for item in queue if item.begun == item.rows]:
+                    queue.remove(item)
+                    self._leave(item)
+        for queue in queues:
+            if queue and queue[0].settled:  # expired in the middle of its rows
+                self._prune()
+
+    def _start(self, pieces: list[Piece], now: int) -> None:
+        self._running, self._busy_since = pieces, now
+        for item, start, _ in pieces:
+            if not start:
+                item.started = now
         if self._thread is None:
-            self._finish(batch, self._compute(batch))
+            self._finish(pieces, self._compute(pieces))
             return
-        future = self._thread.submit(self._compute, batch)
-        future.add_done_callback(lambda done: self._hand_back(batch, done))
+        future = self._thread.submit(self._compute, pieces)
+        future.add_done_callback(lambda done: self._hand_back(pieces, done))
 
-    def _hand_back(self, batch: list[Item], done: Future[list[Arrays | Exception]]) -> None:
+    def _hand_back(self, pieces: list[Piece], done: Future[Arrays | list[Arrays | Exception]]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed while a hung engine came back: nobody waits
-            self._loop.call_soon_threadsafe(self._finish, batch, done.result())
+            self._loop.call_soon_threadsafe(self._finish, pieces, done.result())
 
-    def _compute(self, batch: list[Item]) -> list[Arrays | Exception]:
-        """The answer of each request. If a batch of several fails, each runs alone, so that only the culprit fails."""
+    def _compute(self, pieces: list[Piece]) -> Arrays | list[Arrays | Exception]:
+        """The outputs of the whole batch; or each piece's own. If a batch of several fails, each runs alone, so that
+        only the culprit fails."""
         try:
-            return split(self._infer_pieces(join([item.arrays for item in batch])), [item.rows for item in batch])
+            cuts = [None if stop - start == item.rows else (start, stop) for item, start, stop in pieces]
+            self._joined = join([item.arrays for item, _, _ in pieces], cuts if any(cuts) else None)
+            outputs = self._infer(self._joined)
+            check_rows(outputs, sum([stop - start for _, start, stop in pieces]), self._batchable)
+            return outputs
         except Exception as error:
-            if len(batch) == 1:
+            if len(pieces) == 1:
                 return [error if isinstance(error, OnejobError) else InferenceError(str(error), place="engine")]
-        return [self._compute([item])[0] for item in batch]
+        found: list[Arrays | Exception] = []
+        for piece in pieces:
+            alone = self._compute([piece])
+            found += alone if isinstance(alone, list) else [alone]
+        return found
 
-    def _infer_pieces(self, arrays: Arrays) -> Arrays:
-        rows = len(next(iter(arrays.values()))) if self._batchable else 1
-        most = self._limits.rows
-        if rows <= most:
-            return self._infer(arrays)
-        pieces = [
-            self._infer({name: array[start : start + most] for name, array in arrays.items()})
-            for start in range(0, rows, most)
-        ]
-        return join(pieces)
-
-    def _finish(self, batch: list[Item], answers: list[Arrays | Exception]) -> None:
+    def _finish(self, pieces: list[Piece], answers: Arrays | list[Arrays | Exception]) -> None:
         now = self._clock()
-        took = now - self._busy_since
+        took, rows = now - self._busy_since, sum([stop - start for _, start, stop in pieces])
         self._running, self._busy_since = [], 0
-        self._on_batch(sum(item.rows for item in batch), took)
+        self._learn(rows, took)
         if self._thread is None and took > INLINE_NS:
             self._thread = self._make_thread()
-        for item, answer in zip(batch, answers, strict=True):
+        self._on_batch(pieces, rows, took)
+        if not isinstance(answers, list):
+            if self._on_quick is not None and self._all_quick(pieces):
+                items = [item for item, _, _ in pieces]
+                for item in items:
+                    item.settled, item.finished = True, now
+                self._on_quick(items, self._joined, answers)
+            else:
+                self._settle(pieces, split(answers, [stop - start for _, start, stop in pieces]), now)
+        else:
+            self._settle(pieces, answers, now)
+        self._joined = {}
+        if self._count:
+            self._poke()
+
+    def _all_quick(self, pieces: Sequence[Piece]) -> bool:
+        return all(
+            item.quick is not None and not item.settled and stop - start == item.rows for item, start, stop in pieces
+        )
+
+    def _settle(self, pieces: Sequence[Piece], answers: Sequence[Arrays | Exception], now: int) -> None:
+        for (item, _, stop), answer in zip(pieces, answers, strict=True):
             if isinstance(answer, Exception):
                 item.settle(None, answer, now)
                 self._on_failure(answer)
+            elif stop < item.rows:
+                item.parts = [*(item.parts or ()), answer]
+            elif item.parts:
+                item.settle(join([*item.parts, answer]), None, now)
             else:
                 item.settle(answer, None, now)
-        if self._waiting:
-            self._poke()
+        if any(item.settled and item.begun < item.rows for item, *_ in pieces):
+            self._prune()
 
-
-def join(parts: Sequence[Arrays]) -> Arrays:
-    """Several requests' arrays as one batch."""
-    if len(parts) == 1:
-        return parts[0]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def split(outputs: Arrays, rows: Sequence[int]) -> list[Arrays | Exception]:
-    """A batch's outputs as each request's own; InferenceError if an output doesn't have the batch's rows."""
-    if len(rows) == 1:
-        return [outputs]
-    for name, array in outputs.items():
-        if array.ndim == 0 or len(array) != sum(rows):
-            raise InferenceError(f"output {name!r} has shape {list(array.shape)} for {sum(rows)} rows", place="engine")
-    parts: list[Arrays | Exception] = []
-    start = 0
-    for amount in rows:
-        parts.append({name: array[start : start + amount] for name, array in outputs.items()})
-        start += amount
-    return parts
+    def _learn(self, rows: int, took: int) -> None:
+        self.fit.add(rows, took)
+        self._measured += 1
+        if self._measured % RELEARN == 0 or self._measured < RELEARN:
+            self.choice = choose(self.fit, self._limits)

@@ -26,9 +26,9 @@ from onejob.core.faults import reach
 from onejob.core.tensor import TensorSpec
 from onejob.core.traffic import CAPTURE, INPUT, KEY, OUTPUT, SEGMENT_SUFFIX, hidden, secret_of
 from onejob.errors import UnavailableError
-from onejob.serve.batch import Arrays
 from onejob.serve.identify import Roles, Told
 from onejob.serve.model import Column
+from onejob.serve.rows import Arrays
 from onejob.serve.segment import END, Field, Stream
 from onejob.serve.spool import Spool
 
@@ -70,15 +70,20 @@ class Rules:
 
 @dataclass(slots=True)
 class Record:
-    """A request by reference; its id and outputs come when it is answered. Made for each request, so it isn't frozen:
-    that would cost a microsecond."""
+    """A request by reference, or a batch of them; ids and outputs come when it is answered. Made for each request, so
+    it isn't frozen: that would cost a microsecond."""
 
-    request: str
-    rows: int
+    requests: Sequence[str]
+    counts: Sequence[int]
+    """Rows of each of the requests."""
     size: int
     told: Told
     columns: Mapping[str, Column]
     outputs: Arrays
+
+    @property
+    def rows(self) -> int:
+        return sum(self.counts)
 
 
 @dataclass(frozen=True)
@@ -132,12 +137,13 @@ class Capture:
 
     def add(self, record: Record) -> None:
         """Remember an answered request; dropped and counted when the buffer is full."""
+        rows = record.rows
         full = self._added - self._taken + record.size > MOST_BYTES and self._buffer
-        if full or self._added_rows - self._taken_rows + record.rows > MOST_ROWS:
-            self.dropped["buffer"] += record.rows
+        if full or self._added_rows - self._taken_rows + rows > MOST_ROWS:
+            self.dropped["buffer"] += rows
             return
         self._added += record.size
-        self._added_rows += record.rows
+        self._added_rows += rows
         self._buffer.append(record)
         if self._added_rows >= self._due or len(self._buffer) >= FLUSH_REQUESTS:
             self._due = self._added_rows + FLUSH_ROWS
@@ -223,9 +229,9 @@ class Capture:
 
     def _encoded(self, records: list[Record]) -> tuple[int, bytes]:
         """The rows that the sampling keeps, as bytes of the stream."""
-        counts = np.array([record.rows for record in records])
+        counts = np.array([count for record in records for count in record.counts])
         single = bool((counts == 1).all())
-        requests = [record.request for record in records]
+        requests = [request for record in records for request in record.requests]
         if not single:
             requests = [request for request, count in zip(requests, counts.tolist(), strict=True) for _ in range(count)]
         keys = [key for record in records for key in record.told.keys_of(record.rows)]
@@ -236,7 +242,7 @@ class Capture:
         if kept is not None and not len(kept):
             return 0, b""
         numbers = np.zeros(len(counts), int) if single else np.concatenate([np.arange(count) for count in counts])
-        arrived = np.repeat(np.array([record.told.arrived for record in records]), counts)
+        arrived = np.repeat([record.told.arrived for record in records], [record.rows for record in records])
         times = np.array([time for record in records for time in record.told.times_of(record.rows)])
         found = self._parts(records)
         columns = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -11,15 +12,19 @@ from pathlib import Path
 from onejob.core.artifact import Json
 from onejob.core.faults import reach
 from onejob.core.traffic import SEGMENT_SUFFIX
-from onejob.serve.batch import Limits
 from onejob.serve.capture import Capture, Rules, Signature
 from onejob.serve.folder import SHADOW
 from onejob.serve.identify import Roles
 from onejob.serve.journal import RequestLog
 from onejob.serve.labels import LabelLog
 from onejob.serve.model import ServedModel, open_served
+from onejob.serve.policy import Fit, Limits
 from onejob.serve.service import Identity, Recorders, Service
 from onejob.serve.spool import Spool
+
+WARM_UPS = 3
+SLOW_NS = 200_000_000
+"""One warm-up more that takes so long tells nothing that is worth the wait."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,18 @@ class Options:
             wait_ns=int(float(batch.get("wait_ms", 2.0)) * 1e6),
             queue=int(options.get("queue", 1024)),
             timeout_ns=int(float(options.get("timeout") or 30.0) * 1e9),
+            goal_ns=int(float(batch.get("latency_ms") or 0.0) * 1e6),
         )
+
+    @property
+    def threads(self) -> int:
+        """Threads of the engine: as told, else the replica's share of the processors that this process may use."""
+        told = self.desired.get("options", {}).get("threads")
+        return int(told) if told else max(1, len(os.sched_getaffinity(0)) // self.replicas)
+
+    @property
+    def replicas(self) -> int:
+        return max(1, int(self.desired.get("options", {}).get("replicas", 1)))
 
     @property
     def grace(self) -> float:
@@ -66,10 +82,10 @@ class Told:
 class Opened:
     """A model that has answered its warm-up, and what it records."""
 
-    def __init__(self, options: Options, model: ServedModel, warm_ns: int, *, shadow: bool) -> None:
+    def __init__(self, options: Options, model: ServedModel, fit: Fit, *, shadow: bool) -> None:
         self.options = options
         self._model = model
-        self._warm_ns = warm_ns
+        self._fit = fit
         self._recorders = open_recorders(options, model)
         self._aside = open_recorders(options, model, shadow=True) if shadow else None
         """Where copies' answers go; they never come among what was answered."""
@@ -87,9 +103,7 @@ class Opened:
             process=process,
         )
         recorders = self._recorders if self._aside is None else self._aside
-        made = Service(
-            self._model, identity, self.options.limits, log, metrics, warm_ns=self._warm_ns, recorders=recorders
-        )
+        made = Service(self._model, identity, self.options.limits, log, metrics, fit=self._fit, recorders=recorders)
         made.shadow = self._aside is not None
         return made
 
@@ -124,25 +138,29 @@ class Opened:
 def open_all(folder: Path, desired: Mapping[str, Json], *, shadow: bool = False) -> Opened:
     """Open the model and what it records, and warm it up."""
     options = Options(folder, desired)
-    model, warm_ns = open_warm(options)
-    return Opened(options, model, warm_ns, shadow=shadow)
+    model, fit = open_warm(options)
+    return Opened(options, model, fit, shadow=shadow)
 
 
-def open_warm(options: Options) -> tuple[ServedModel, int]:
-    """The model, after warm-up inferences of one row and of a whole batch; and how long a whole batch took, in ns."""
+def open_warm(options: Options) -> tuple[ServedModel, Fit]:
+    """The model, after warm-up inferences of one row and of a whole batch; and how long these take."""
     engine = options.desired["engine"]
     project = options.desired.get("project")
     if project:
         sys.path.insert(0, str(project))  # a family of the user's own lives there
-    threads = int(options.desired.get("options", {}).get("threads", 1))
-    model = open_served(Path(engine["dir"]), engine.get("meta", {}), threads=threads)
+    model = open_served(Path(engine["dir"]), engine.get("meta", {}), threads=options.threads)
     reach("replica.before_warm_up")
-    rows = options.limits.rows
-    model.warm_up(1)
-    model.warm_up(rows)
-    begun = time.perf_counter_ns()
-    model.warm_up(rows)
-    return model, time.perf_counter_ns() - begun
+    fit, most = Fit(), options.limits.rows if model.batchable else 1
+    for rows in (1, most):
+        model.warm_up(rows)  # the first of a size is slow: what it needs is set up then
+        for _ in range(WARM_UPS):
+            begun = time.perf_counter_ns()
+            model.warm_up(rows)
+            took = time.perf_counter_ns() - begun
+            fit.add(rows, took)
+            if took > SLOW_NS:
+                break
+    return model, fit
 
 
 def open_recorders(options: Options, model: ServedModel, *, shadow: bool = False) -> Recorders:

@@ -19,7 +19,7 @@ from onejob.core.plugin import load
 from onejob.core.tensor import DATATYPES, TensorSpec
 from onejob.engines import LoadedModel, open_model
 from onejob.errors import BadRequestError, InferenceError
-from onejob.serve.batch import Arrays
+from onejob.serve.rows import Arrays
 
 Column = np.ndarray[Any, Any] | list[Any]
 Signature = tuple[tuple[int, ...], ...]
@@ -59,7 +59,7 @@ class ServedModel:
         if self._encoding is not None:
             arrays: Arrays = self._encoding.encode({name: self._flat(name, value) for name, value in columns.items()})
         else:
-            arrays = {name: np.asarray(value) for name, value in columns.items()}
+            arrays = {name: np.asarray(columns[name]) for name in self.inputs}
         return arrays, rows, tuple(array.shape[1:] for array in arrays.values())
 
     def infer(self, arrays: Arrays) -> Arrays:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from onejob.core.artifact import Json
-from onejob.core.counters import Counters
+from onejob.core.counters import BOUNDS_NS, Counters
 from onejob.errors import (
     BadRequestError,
     DeadlineError,
@@ -21,12 +23,14 @@ from onejob.errors import (
     OnejobError,
     OverloadedError,
 )
-from onejob.serve.batch import INLINE_NS, Batcher, Item, Limits
+from onejob.serve.batch import INLINE_NS, Batcher, Item, Piece
 from onejob.serve.capture import Capture, Record
-from onejob.serve.identify import Roles, identify
+from onejob.serve.identify import Roles, Told, identify
 from onejob.serve.journal import RequestLog
 from onejob.serve.labels import LabelLog
 from onejob.serve.model import Column, ServedModel
+from onejob.serve.policy import Fit, Limits
+from onejob.serve.rows import Arrays, Layout
 
 VERSION = "1"
 SUSPICIOUS_FAILURES = 3
@@ -78,6 +82,12 @@ class Ids:
         self._count = (self._count + 1) & 0xFFFFFF
         return f"{int(self._clock() * 1000):012x}{self._count:06x}{self._random}"
 
+    def make_many(self, amount: int) -> list[str]:
+        """So many at once, for the requests of a batch."""
+        head, first = f"{int(self._clock() * 1000):012x}", self._count + 1
+        self._count = (self._count + amount) & 0xFFFFFF
+        return [f"{head}{number & 0xFFFFFF:06x}{self._random}" for number in range(first, first + amount)]
+
 
 class Service:
     """The model, its batcher, its counters, its request log, and what it records."""
@@ -90,7 +100,7 @@ class Service:
         log: RequestLog,
         metrics: Path,
         *,
-        warm_ns: int,
+        fit: Fit | None = None,
         recorders: Recorders | None = None,
     ) -> None:
         self.model = model
@@ -107,6 +117,8 @@ class Service:
         self.last_inference = 0
         """Milliseconds since the epoch."""
         self.metrics = metrics
+        self.layouts: dict[Any, Layout] = {}
+        """How requests lie in bytes that came as bytes (protocols/lane.py)."""
         self.shadow = False
         """Whether it is asked copies only: nobody sees its answers, so no line is logged."""
         self._failures = 0
@@ -114,8 +126,10 @@ class Service:
             model.infer,
             limits,
             batchable=model.batchable,
-            inline=warm_ns < INLINE_NS,
+            inline=fit is None or fit.predict(limits.rows) < INLINE_NS,
+            fit=fit,
             on_batch=self._count_batch,
+            on_quick=self._answer_quick,
             on_failure=self._suspect,
         )
 
@@ -127,6 +141,7 @@ class Service:
         received: int,
         timeout_ns: int | None = None,
         size: int = 0,
+        priority: int = 0,
     ) -> Item:
         """Encode and queue a request; raises BadRequestError or OverloadedError, else calls `done` once.
 
@@ -138,8 +153,9 @@ class Service:
         told = identify(columns, self._roles, rows, time.time_ns() // 1000)
         budget = min(timeout_ns or self.limits.timeout_ns, self.limits.timeout_ns)
         item = Item(features, rows, done, received, received + budget, signature)
+        item.size, item.priority = size, priority
         if self._capture is not None:
-            item.asked = Record("", rows, size, told, known, {})
+            item.asked = Record((), (rows,), size, told, known, {})
         self.batcher.submit(item)
         return item
 
@@ -160,13 +176,63 @@ class Service:
             self._failures = 0
             if self._capture is not None and item.outputs is not None:
                 record: Record = item.asked
-                record.request, record.outputs = request, item.outputs
+                record.requests, record.outputs = (request,), item.outputs
                 self._capture.add(record)
         else:
             counters.count(f"failure.{reason_of(error)}")
             counters.count("failure_ns", took)
         counters.observe(took)
         self._log_line(request, rows, status, took)
+
+    def _answer_quick(self, items: list[Item], inputs: Arrays, outputs: Arrays) -> None:
+        """Have a batch answered, then count, record and log it as one."""
+        ids = self.ids.make_many(len(items))
+        items[0].quick.lane.answer(items, outputs, ids)
+        self._count_answered(items, time.perf_counter_ns())
+        rows = [item.rows for item in items]
+        if self._capture is not None:
+            told = Told(time.time_ns() // 1000)
+            self._capture.add(Record(ids, rows, sum([item.size for item in items]), told, inputs, outputs))
+        self._log_batch(items, ids, rows)
+
+    def _count_answered(self, items: Sequence[Item], now: int) -> None:
+        """What `answered` counts, for a batch of requests that were all answered."""
+        counters, amount = self.counters, len(items)
+        latency = counters.latency
+        received = queued = rows = 0
+        for item in items:
+            received += item.received
+            queued += item.queued
+            rows += item.rows
+            latency[bisect_left(BOUNDS_NS, now - item.received)] += 1
+        started, finished = items[0].started, items[0].finished
+        values = counters.values
+        for name, more in (
+            ("success", amount),
+            ("rows", rows),
+            ("request_ns", amount * now - received),
+            ("queue_ns", amount * started - queued),
+            ("input_ns", queued - received),
+            ("infer_ns", amount * (finished - started)),
+            ("output_ns", amount * (now - finished)),
+        ):
+            values[name] = values.get(name, 0) + more
+        self.last_inference = time.time_ns() // 1_000_000
+        self._failures = 0
+
+    def _log_batch(self, items: Sequence[Item], ids: Sequence[str], rows: Sequence[int]) -> None:
+        now = time.perf_counter_ns()
+        line: dict[str, Json] = {
+            "ids": ids,
+            "time": time.time(),
+            "digest": self.identity.digest,
+            "rows": rows,
+            "status": 200,
+            "ms": [(now - item.received) // 1000 / 1000 for item in items],
+        }
+        if self.identity.execution:
+            line["execution"] = self.identity.execution
+        self.log.add(line)
 
     def cancelled(self, item: Item, request: str) -> None:
         """The client went away before its answer."""
@@ -210,7 +276,7 @@ class Service:
             line["execution"] = self.identity.execution
         self.log.add(line)
 
-    def _count_batch(self, rows: int, took: int) -> None:
+    def _count_batch(self, pieces: Sequence[Piece], rows: int, took: int) -> None:
         self.counters.count("executions")
         self.counters.count(f"batch.{rows}")
         self.counters.count(f"batch_ns.{rows}", took)

@@ -21,7 +21,11 @@ class Batch(Model):
         2.0,
         ge=0,
         le=1000,
-        description="Longest time a request waits for others to join it; a request that comes alone doesn't wait.",
+        description="Longest time a request waits for others to join it. How long it does wait, up to this, is learnt: "
+        "never longer than the company would save, and not at all if it comes alone.",
+    )
+    latency_ms: float | None = uncounted(
+        None, gt=0, description="Latency that is wanted: batches are made no larger than keeps it; unset: up to 'max'."
     )
 
 
@@ -79,7 +83,12 @@ class Spec(StageSpec):
     )
     replicas: int = uncounted(1, ge=1, le=256, description="How many processes answer requests.")
     batch: Batch = uncounted(Batch(), description="How requests that arrive together are run together.")
-    threads: int = uncounted(1, ge=1, le=1024, description="Threads of the engine in each replica.")
+    threads: int | None = uncounted(
+        None,
+        ge=1,
+        le=1024,
+        description="Threads of the engine in each replica; unset: the processors that it may use, over the replicas.",
+    )
     queue: int = uncounted(
         1024, ge=1, description="Most rows that may wait in a replica; beyond that a request is answered with 503."
     )

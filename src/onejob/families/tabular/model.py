@@ -109,7 +109,7 @@ def build(encoding: Encoding, options: Mapping[str, Json], seed: int = 0) -> Tab
         ("numbers",): NumbersOnly,
     }
     kind = kinds[tuple(spec.name for spec in encoding.features)]
-    # torch's own initialisation draws from the process's generator; making it on "meta" would import its compiler: 1.5 s
+    # torch's own initialisation draws from the process's generator; on "meta" it would import the compiler: 1.5 s
     with torch.random.fork_rng(devices=[]):
         module = kind(encoding, Options(**options))
     _initialise(module, torch.Generator().manual_seed(seed & WORD >> 1))

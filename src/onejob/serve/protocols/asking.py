@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from onejob.serve.batch import Item
 from onejob.serve.model import Column
 from onejob.serve.protocols.http import Exchange
+from onejob.serve.protocols.kserve import NORMAL
 from onejob.serve.router import Router
 from onejob.serve.service import Service
 
@@ -26,6 +27,7 @@ class Asked:
     columns: Mapping[str, Column]
     timeout_ns: int
     encode: Encode
+    priority: int = NORMAL
 
 
 Decode = Callable[[Service], Asked]
@@ -80,6 +82,7 @@ class Asking:
                 received=exchange.received,
                 timeout_ns=asked.timeout_ns or None,
                 size=len(exchange.body),
+                priority=asked.priority,
             )
         except Exception as error:
             status = self._fault(exchange, error)

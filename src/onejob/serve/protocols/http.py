@@ -39,6 +39,7 @@ _KEPT = frozenset(
         b"transfer-encoding",
     )
 )
+_NO_HEADERS: dict[bytes, bytes] = {}
 _LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
 JSON = b"application/json"
 
@@ -52,45 +53,49 @@ class Handler(Protocol):
         ...
 
 
+class Lane(Protocol):
+    """A request as a client sends it again and again, but for its last bytes: known by its first ones, it isn't parsed.
+
+    Right because equal bytes mean the same: whatever differs takes the long way.
+    """
+
+    prefix: bytes
+    length: int
+    """Of the whole request."""
+
+    def ask(self, exchange: Exchange, data: bytes) -> bool:
+        """Take the request; False if it must take the long way (what it was learnt from has changed)."""
+        ...
+
+
 class Exchange:
-    """One request and its answer."""
+    """One request and its answer. Made for each request: only what differs from the defaults is set."""
 
-    __slots__ = (
-        "_out",
-        "body",
-        "connection",
-        "engine",
-        "expects",
-        "gone",
-        "headers",
-        "keep_alive",
-        "method",
-        "old",
-        "on_gone",
-        "received",
-        "request_id",
-        "url",
-    )
+    method = b""
+    url = b""
+    body = b""
+    head = b""
+    """The bytes of the request line and the headers, if the request came as one piece."""
+    keep_alive = True
+    old = False
+    """HTTP/1.0: a kept-alive answer must say so."""
+    expects = False
+    """Waits for `100 Continue` before it sends its body."""
+    gone = False
+    on_gone: Callable[[], None] | None = None
+    """Called if the client goes away before the answer."""
+    request_id = ""
+    engine = ""
+    """Digest of the engine that answers; empty where it doesn't matter which."""
+    lane: Any = None
+    item: Any = None
+    """The lane on which it came, if on one, and what was queued."""
+    _out: bytes | None = None
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, received: int, headers: dict[bytes, bytes]) -> None:
         self.connection = connection
-        self.received = time.perf_counter_ns()
-        self.method = b""
-        self.url = b""
-        self.headers: dict[bytes, bytes] = {}
-        self.body = b""
-        self.keep_alive = True
-        self.old = False
-        """HTTP/1.0: a kept-alive answer must say so."""
-        self.expects = False
-        """Waits for `100 Continue` before it sends its body."""
-        self.gone = False
-        self.on_gone: Callable[[], None] | None = None
-        """Called if the client goes away before the answer."""
-        self.request_id = ""
-        self.engine = ""
-        """Digest of the engine that answers; empty where it doesn't matter which."""
-        self._out: bytes | None = None
+        self.received = received
+        self.headers = headers
 
     @property
     def done(self) -> bool:
@@ -104,23 +109,44 @@ class Exchange:
         keep = self.keep_alive and not (connection.draining and connection.ends_with(self))
         self.keep_alive = keep
         close = b"Connection: close\r\n" if not keep else b"Connection: keep-alive\r\n" if self.old else b""
-        self._out = b"%bContent-Type: %b\r\nContent-Length: %d\r\n%b%b%b\r\n%b" % (
-            _LINES[status],
-            content_type,
-            len(body),
-            connection.handler.head_of(self),
-            close,
-            extra,
-            b"" if self.method == b"HEAD" else body,
-        )
+        head = connection.handler.head_of(self) + close + extra
+        self._out = answer(status, content_type, head, body, bare=self.method == b"HEAD")
         connection.flush()
 
     def fail(self, status: int, message: str, extra: bytes = b"") -> None:
         """Give an error as `{"error": message}`."""
         self.reply(status, canonical({"error": message}), extra=extra)
 
+    def give(self, out: bytes) -> None:
+        """Give the answer as it goes over the wire, to a request that came on a lane."""
+        if self.gone:
+            return
+        connection = self.connection
+        exchanges = connection.exchanges
+        if connection.draining and connection.ends_with(self):
+            self.keep_alive = False
+            head, _, body = out.partition(b"\r\n\r\n")
+            out = b"%b\r\nConnection: close\r\n\r\n%b" % (head, body)
+        if exchanges[0] is self and len(exchanges) == 1 and self.keep_alive:
+            exchanges.popleft()
+            connection.write(out)
+        else:
+            self._out = out
+            connection.flush()
+
     def take_out(self) -> bytes:
         return self._out or b""
+
+
+def answer(status: int, content_type: bytes, head: bytes, body: bytes, *, bare: bool = False) -> bytes:
+    """An answer as it goes over the wire; `head` are further lines, a `bare` one has no body."""
+    return b"%bContent-Type: %b\r\nContent-Length: %d\r\n%b\r\n%b" % (
+        _LINES[status],
+        content_type,
+        len(body),
+        head,
+        b"" if bare else body,
+    )
 
 
 class Connection(asyncio.Protocol):
@@ -131,11 +157,13 @@ class Connection(asyncio.Protocol):
         self.draining = False
         self.last = time.monotonic()
         """When something last arrived or was answered."""
+        self.lane: Lane | None = None
+        """How its last request looked."""
         self._connections = connections
         self._max_body = max_body
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._exchanges: deque[Exchange] = deque()
+        self.exchanges: deque[Exchange] = deque()
         self._current: Exchange | None = None
         self._in_body = False
         self._head_bytes = 0
@@ -143,6 +171,8 @@ class Connection(asyncio.Protocol):
         self._chunks: list[bytes] = []
         self._body_bytes = 0
         self._upgrading: Exchange | None = None
+        self._piece = b""
+        """What has just been read, if it began with a request."""
         self._deaf = False
         """No more requests are taken from this client."""
         self._writable = True
@@ -151,7 +181,7 @@ class Connection(asyncio.Protocol):
     @property
     def idle(self) -> bool:
         """No request has begun to arrive and none is unanswered."""
-        return self._current is None and not self._exchanges
+        return self._current is None and not self.exchanges
 
     @property
     def stalled(self) -> bool:
@@ -164,7 +194,7 @@ class Connection(asyncio.Protocol):
 
     def ends_with(self, exchange: Exchange) -> bool:
         """Whether nothing that the client has sent comes after this request."""
-        return self._current is None and (not self._exchanges or self._exchanges[-1] is exchange)
+        return self._current is None and (not self.exchanges or self.exchanges[-1] is exchange)
 
     # ---- the transport's side
 
@@ -174,17 +204,37 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
-        for exchange in self._exchanges:
+        self._forsake()
+
+    def _forsake(self) -> None:
+        """Nobody waits for these answers any more."""
+        for exchange in self.exchanges:
             exchange.gone = True
-            if not exchange.done and exchange.on_gone:
+            if exchange.done:
+                continue
+            if exchange.on_gone:
                 exchange.on_gone()
-        self._exchanges.clear()
+            elif exchange.lane is not None:
+                exchange.lane.gone(exchange.item)
+        self.exchanges.clear()
         self._current = None
 
     def data_received(self, data: bytes) -> None:
         self.last = time.monotonic()
         if self._deaf:
             return
+        between = self._current is None and not self._in_body and not self._head_bytes
+        lane = self.lane
+        if lane is not None and between and len(data) == lane.length and data.startswith(lane.prefix):
+            exchange = Exchange(self, time.perf_counter_ns(), _NO_HEADERS)
+            self.exchanges.append(exchange)
+            if lane.ask(exchange, data):
+                if len(self.exchanges) >= MAX_IN_FLIGHT:
+                    self._set_reading()
+                return
+            self.exchanges.pop()
+            self.lane = None
+        self._piece = data if between else b""
         if not self._in_body:
             self._head_bytes += len(data)
         try:
@@ -215,10 +265,10 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         self._deaf = True
         if self._current is not None:  # half a request: nobody waits for its answer
-            if self._current in self._exchanges:
-                self._exchanges.remove(self._current)
+            if self._current in self.exchanges:
+                self.exchanges.remove(self._current)
             self._current = None
-        return bool(self._exchanges)  # True keeps the writing side open for the answers that are due
+        return bool(self.exchanges)  # True keeps the writing side open for the answers that are due
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -232,7 +282,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if not self._deaf:
-            self._current = Exchange(self)
+            self._current = Exchange(self, time.perf_counter_ns(), {})
             self._chunks, self._body_bytes, self._field_bytes, self._in_body = [], 0, 0, False
 
     def on_url(self, url: bytes) -> None:
@@ -254,7 +304,7 @@ class Connection(asyncio.Protocol):
         exchange.method = self._parser.get_method()
         exchange.old = self._parser.get_http_version() == "1.0"
         self._in_body = True
-        self._exchanges.append(exchange)
+        self.exchanges.append(exchange)
         length = exchange.headers.get(b"content-length", b"0")
         if exchange.method == b"CONNECT":
             self._refuse(405, "Method Not Allowed")
@@ -281,7 +331,7 @@ class Connection(asyncio.Protocol):
         self._current, self._in_body, self._head_bytes = None, False, 0
         if self._parser.should_upgrade():
             self._upgrading = exchange
-            self._exchanges.remove(exchange)
+            self.exchanges.remove(exchange)
             return
         exchange.expects = False
         exchange.keep_alive = bool(self._parser.should_keep_alive()) and not self._deaf
@@ -289,17 +339,28 @@ class Connection(asyncio.Protocol):
             self._deaf = True
         exchange.body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks = []
+        if self._piece:
+            exchange.head, self._piece = _head_of(self._piece, exchange), b""
         self.handler.handle(exchange)
         self._set_reading()
 
     # ---- answers
 
+    def write(self, out: bytes) -> None:
+        """Write the answer to the only request under way."""
+        self.last = time.monotonic()
+        self._transport.write(out)
+        if not self._reading:
+            self._set_reading()
+        if self._deaf:
+            self._end()
+
     def flush(self) -> None:
         """Write every answer that is ready and whose turn it is, at once."""
         ready: list[bytes] = []
         keep = True
-        while keep and self._exchanges and self._exchanges[0].done:
-            exchange = self._exchanges.popleft()
+        while keep and self.exchanges and self.exchanges[0].done:
+            exchange = self.exchanges.popleft()
             ready.append(exchange.take_out())
             keep = exchange.keep_alive
         if not ready:
@@ -311,7 +372,7 @@ class Connection(asyncio.Protocol):
         else:
             self._continue()
             self._set_reading()
-            if self._deaf and not self._exchanges:
+            if self._deaf and not self.exchanges:
                 self._end()
 
     def _count_head(self, size: int) -> None:
@@ -327,27 +388,22 @@ class Connection(asyncio.Protocol):
         if self._deaf:
             return
         self._deaf = True
-        exchange, self._current = self._current or Exchange(self), None
+        exchange, self._current = self._current or Exchange(self, time.perf_counter_ns(), {}), None
         self._chunks = []
-        if exchange not in self._exchanges:
-            self._exchanges.append(exchange)
+        if exchange not in self.exchanges:
+            self.exchanges.append(exchange)
         exchange.keep_alive = False
         exchange.fail(status, message)
 
     def _continue(self) -> None:
-        if self._exchanges and self._exchanges[0].expects:
-            self._exchanges[0].expects = False
+        if self.exchanges and self.exchanges[0].expects:
+            self.exchanges[0].expects = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _end(self) -> None:
         """Close so that the last answer is read: a close with unread input would reset the connection under it."""
         self._deaf = True
-        for exchange in self._exchanges:
-            exchange.gone = True
-            if exchange.on_gone:
-                exchange.on_gone()
-        self._exchanges.clear()
-        self._current = None
+        self._forsake()
         transport = self._transport
         if transport.is_closing():
             return
@@ -359,13 +415,20 @@ class Connection(asyncio.Protocol):
         asyncio.get_running_loop().call_later(LINGER, transport.close)
 
     def _set_reading(self) -> None:
-        reading = self._writable and len(self._exchanges) < MAX_IN_FLIGHT
+        reading = self._writable and len(self.exchanges) < MAX_IN_FLIGHT
         if reading != self._reading and not self._transport.is_closing():
             self._reading = reading
             if reading:
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
+
+
+def _head_of(piece: bytes, exchange: Exchange) -> bytes:
+    """The request line and headers, if a piece holds just this one request, with a body of the length that it tells."""
+    end = piece.find(b"\r\n\r\n") + 4
+    whole = end > 3 and len(piece) == end + len(exchange.body) and b"transfer-encoding" not in exchange.headers
+    return piece[:end] if whole and exchange.keep_alive and not exchange.old else b""
 
 
 class TooLargeError(ValueError):

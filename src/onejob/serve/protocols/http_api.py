@@ -31,8 +31,10 @@ from onejob.serve.batch import Item
 from onejob.serve.labels import Batch, parse
 from onejob.serve.protocols import kserve
 from onejob.serve.protocols.asking import Asked, Asking
-from onejob.serve.protocols.http import MAX_BODY, Exchange, TooLargeError, inflate
+from onejob.serve.protocols.http import MAX_BODY, Exchange, TooLargeError, answer, inflate
+from onejob.serve.protocols.lane import Lane, layout_of
 from onejob.serve.router import Router
+from onejob.serve.rows import Arrays
 from onejob.serve.service import VERSION, Service, status_of
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,10 @@ Route = Callable[[Exchange], None]
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 OCTETS = b"application/octet-stream"
 MAX_ID = 128
+MAX_LANES = 1024
+_LENGTH = b"Inference-Header-Content-Length: %d\r\n"
+_OWN = frozenset((b"x-request-id", b"x-request-key", b"content-encoding", b"expect"))
+"""Headers of requests that take the long way."""
 RETRY_AFTER = b"Retry-After: 1\r\n"
 
 
@@ -52,6 +58,7 @@ class Api:
         self._router = router
         self._asking = Asking(router, self._fault)
         self._max_body = max_body
+        self._lanes: dict[bytes, Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._routes = self._make_routes()
 
@@ -77,7 +84,7 @@ class Api:
         if not exchange.request_id:
             self._name(exchange)
         engine = exchange.engine or self._service.identity.digest
-        return f"x-request-id: {exchange.request_id}\r\nx-onejob-engine: {engine}\r\n".encode()
+        return _names(exchange.request_id, engine)
 
     @property
     def _service(self) -> Service:
@@ -192,9 +199,27 @@ class Api:
             request = kserve.decode_infer(body, length, name, model.inputs, model.outputs, raw=model.raw, extras=extras)
             if request.id and b"x-request-id" not in exchange.headers and _proper_id(request.id):
                 exchange.request_id = request.id
-            return Asked(request.arrays, request.timeout_us * 1000, partial(self._answer_infer, request=request))
+            if length is not None and exchange.head and service is self._router.main:
+                self._learn(exchange, request, body, length)
+            encode = partial(self._answer_infer, request=request)
+            return Asked(request.arrays, request.timeout_us * 1000, encode, request.priority)
 
         self._asking.run(exchange, decode)
+
+    def _learn(self, exchange: Exchange, request: kserve.InferRequest, body: bytes, length: int) -> None:
+        """Requests that begin like this one may take the short way (protocols/lane.py)."""
+        if exchange.headers.keys() & _OWN or self._router.new is not None:
+            return
+        prefix = exchange.head + body[:length]
+        lane = self._lanes.get(prefix)
+        if lane is None or not lane.leads_to(self._router.main):
+            layout = layout_of(request, body, length, self._router.main)
+            if layout is None:
+                return
+            if len(self._lanes) >= MAX_LANES:
+                self._lanes.clear()
+            lane = self._lanes[prefix] = Lane(prefix, request, layout, self._router, _wire_infer, self._fault)
+        exchange.connection.lane = lane
 
     def _predict(self, exchange: Exchange) -> None:
         def decode(service: Service) -> Asked:
@@ -205,15 +230,11 @@ class Api:
         self._asking.run(exchange, decode)
 
     def _answer_infer(self, exchange: Exchange, item: Item, service: Service, *, request: kserve.InferRequest) -> None:
-        identity, model = service.identity, service.model
-        head: dict[str, Json] = {"id": request.id} if request.id else {}
-        head |= {"model_name": identity.name, "model_version": VERSION}
-        head["parameters"] = {"engine": identity.digest, "request_id": exchange.request_id}
-        body, length = kserve.encode_infer(_outputs(item), model.outputs, request.outputs, head)
+        body, length = _encode_infer(_outputs(item), request, service, exchange.request_id)
         if length is None:
             exchange.reply(200, body)
         else:
-            exchange.reply(200, body, OCTETS, b"Inference-Header-Content-Length: %d\r\n" % length)
+            exchange.reply(200, body, OCTETS, _LENGTH % length)
 
     def _answer_predict(self, exchange: Exchange, item: Item, service: Service) -> None:
         exchange.reply(200, kserve.encode_predict(_outputs(item), service.model.outputs))
@@ -259,6 +280,27 @@ class Api:
     def _name(self, exchange: Exchange) -> None:
         given = exchange.headers.get(b"x-request-id", b"").decode("latin-1")
         exchange.request_id = given if _proper_id(given) else self._service.ids.make()
+
+
+def _encode_infer(
+    outputs: Arrays, request: kserve.InferRequest, service: Service, request_id: str
+) -> tuple[bytes, int | None]:
+    identity = service.identity
+    head: dict[str, Json] = {"id": request.id} if request.id else {}
+    head |= {"model_name": identity.name, "model_version": VERSION}
+    head["parameters"] = {"engine": identity.digest, "request_id": request_id}
+    return kserve.encode_infer(outputs, service.model.outputs, request.outputs, head)
+
+
+def _wire_infer(outputs: Arrays, request: kserve.InferRequest, service: Service, request_id: str) -> bytes:
+    """An answer in bytes as it goes over the wire."""
+    body, length = _encode_infer(outputs, request, service, request_id)
+    head = _names(request_id, service.identity.digest) + _LENGTH % length
+    return answer(200, OCTETS, head, body)
+
+
+def _names(request_id: str, engine: str) -> bytes:
+    return f"x-request-id: {request_id}\r\nx-onejob-engine: {engine}\r\n".encode()
 
 
 def _disk(error: OSError) -> StoreError:

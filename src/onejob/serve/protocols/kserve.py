@@ -19,6 +19,8 @@ from onejob.core.tensor import DATATYPES, TensorSpec
 from onejob.errors import BadRequestError, InferenceError
 from onejob.serve.protocols import tensors
 
+NORMAL = 2
+"""The priority of a request that names none."""
 Specs = Mapping[str, TensorSpec]
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Column = np.ndarray[Any, Any] | list[Any]
@@ -33,6 +35,8 @@ class InferRequest:
     outputs: tuple[tuple[str, bool], ...]
     """(name, whether as bytes) of each output that the client wants, in its order."""
     timeout_us: int = 0
+    priority: int = NORMAL
+    """1 is the highest."""
     parameters: Mapping[str, Json] = field(default_factory=dict)
 
 
@@ -77,7 +81,10 @@ def decode_infer(
     if not isinstance(identifier, str):
         raise BadRequestError(f"'id' must be a string, not {identifier!r}")
     wanted = _wanted_outputs(message, parameters, model, outputs)
-    return InferRequest(identifier, arrays, wanted, timeout, parameters)
+    priority = parameters.get("priority", 0)
+    if not isinstance(priority, int) or isinstance(priority, bool) or priority < 0:
+        raise BadRequestError(f"parameter 'priority' is a number, not {priority!r}")
+    return InferRequest(identifier, arrays, wanted, timeout, priority or NORMAL, parameters)
 
 
 def encode_infer(
