@@ -75,8 +75,8 @@ def backup(
         stack.callback(aside.unlink, missing_ok=True)
         try:
             rows = stack.enter_context(tempfile.TemporaryFile(dir=target.parent))
-            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=target.parent))
-            copies = copy_files(files, Path(folder))
+            folder = tempfile.TemporaryDirectory(prefix=f"{target.name}.", suffix=".part", dir=target.parent)
+            copies = copy_files(files, Path(stack.enter_context(folder)))
             for _ in range(TRIES):
                 saved = _write(ledger, blobs, aside, rows, copies, clock())
                 if saved is not None:
