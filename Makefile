@@ -1,6 +1,6 @@
 # What one can do with a checkout. `make` alone lists it. Set-up is done by tools/setup.sh, once: a second call is quick.
 .DEFAULT_GOAL := help
-.PHONY: help demo setup test check docs format lint types contracts bench freeze clean
+.PHONY: help demo setup test check docs format lint types contracts bench bench-serve freeze clean
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -9,8 +9,8 @@ CODE := src tests bench tools
 WORKERS := auto
 
 help: ## list what there is
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
-	  || grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST)
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
+	  || grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST)
 
 demo: ## install, run the flights job to an answered request, then play its year (ARGS=--no-year: without)
 	@tools/setup.sh all
@@ -50,6 +50,9 @@ bench: setup ## measure what is quick to measure: an unchanged run, what a step 
 	@$(BIN)/python bench/rerun.py
 	@echo; $(BIN)/python bench/overhead.py
 	@echo; $(BIN)/python bench/ledger.py --steps 1000
+
+bench-serve: setup ## serving beside Triton, MLServer, LitServe, BentoML and FastAPI; installs them elsewhere (ARGS=...)
+	@$(BIN)/python bench/serving.py $(ARGS)
 
 freeze: setup ## write constraints.txt from what is installed in .venv
 	@$(BIN)/python tools/freeze.py

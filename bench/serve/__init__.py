@@ -1,0 +1,1 @@
+"""Serving beside its peers: what `bench/serving.py` measures, and with what."""
