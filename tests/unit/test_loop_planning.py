@@ -35,3 +35,20 @@ def test_the_rows_of_the_gate_must_not_choose_the_epoch(tmp_path: Path) -> None:
     with pytest.raises(JobFileError, match=r"job\.toml \[train\] keep: .* Set keep = \"last\""):
         plan_job(gated)
     plan_job(load_job(job(tmp_path, JOB + GATE)))
+
+
+@pytest.mark.parametrize(
+    ("optimize", "serve", "measured"),
+    [
+        ("", "", (1, 64)),
+        ("", "threads = 3\nbatch = { max = 16 }", (3, 16)),
+        ("threads = 2\nbatch = 8", "threads = 3\nbatch = { max = 16 }", (2, 8)),
+    ],
+)
+def test_candidates_are_measured_as_they_will_be_served(
+    tmp_path: Path, optimize: str, serve: str, measured: tuple[int, int]
+) -> None:
+    tables = f'[optimize]\nbudget = {{ metric = "auc", drop = 0.1 }}\n{optimize}\n[serve]\n{serve}\n'
+    plan = plan_job(load_job(job(tmp_path, JOB.replace("[serve]\n", tables))))
+    choose = next(step for step in plan.steps if step.name == "optimize.choose")
+    assert (choose.options["threads"], choose.options["batch"]) == measured

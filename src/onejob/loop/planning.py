@@ -84,7 +84,7 @@ def _fitted(stages: Mapping[str, Any]) -> dict[str, Any]:
     if "optimize" in stages and "serve" in stages:
         told, serving = stages["optimize"], stages["serve"]
         served = {"batch": serving.batch.max, "threads": serving.threads}
-        unsaid = {name: value for name, value in served.items() if name not in told.model_fields_set}
+        unsaid = {name: v for name, v in served.items() if v is not None and name not in told.model_fields_set}
         fitted["optimize"] = told.model_copy(update=unsaid)
     return fitted
 
