@@ -98,20 +98,26 @@ class Airport:
             return json.loads(reply.read())
 
 
-@pytest.fixture
-def airport(tmp_path: Path) -> Iterator[Airport]:
-    project = make_project(tmp_path, stages="all")
+def open_airport(root: Path, kind: type[Airport] = Airport, *, retries: int = 0) -> Airport:
+    """A served job with [monitor], whose steps are tried again so often."""
+    project = make_project(root, stages="all")
     text = (project.folder / "job.toml").read_text()
     text = text.replace('time = "day" }', 'time = "day", id = "flight" }').replace("epochs = 2", "epochs = 6")
     text = text.replace("max = 16", "max = 64")
-    project.write("job.toml", text + MONITOR)
+    project.write("job.toml", (text + MONITOR).replace("retries = 0", f"retries = {retries}"))
     lines = (project.folder / "rows.csv").read_text().splitlines()
     rows = [f"{line},j{number}" for number, line in enumerate(lines[1:])]
     project.write("rows.csv", "\n".join([f"{lines[0]},flight", *rows]) + "\n")
     project.json("run", "job.toml")
-    yield Airport(project, project.json("show", "tiny")["endpoint"]["url"])
-    project.cli("stop", "tiny", "--now")
-    assert not project.processes()
+    return kind(project, project.json("show", "tiny")["endpoint"]["url"])
+
+
+@pytest.fixture
+def airport(tmp_path: Path) -> Iterator[Airport]:
+    made = open_airport(tmp_path)
+    yield made
+    made.project.cli("stop", "tiny", "--now")
+    assert not made.project.processes()
 
 
 def passes_until(session: Session, reached: Callable[[], bool]) -> None:

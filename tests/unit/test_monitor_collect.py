@@ -93,6 +93,30 @@ def test_half_a_line_of_a_killed_collector_is_cut_off(tmp_path: Path) -> None:
     assert [line["requests"] for line in lines] == [5, 3]
 
 
+@pytest.mark.parametrize("point", ["monitor.before_append", "monitor.before_trim"])
+def test_a_collector_that_dies_anywhere_loses_and_repeats_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    class Death(BaseException):
+        pass
+
+    def die(reached: str) -> None:
+        if reached == point:
+            raise Death
+
+    leave(tmp_path, 1, counters(5))
+    collect_once(tmp_path, 1000.0)
+    leave(tmp_path, 1, counters(8))
+    monkeypatch.setattr(collect, "reach", die)
+    with pytest.raises(Death):
+        collect_once(tmp_path, 2000.0, keep=500.0)
+    monkeypatch.undo()
+    leave(tmp_path, 1, counters(9))
+    collect_once(tmp_path, 2010.0, keep=500.0)
+    assert sum(line["requests"] for line in series_of(tmp_path, since=1000.0)) == 4
+    assert series_of(tmp_path)[0]["time"] > 1000.0, "the old line is cut off by the next one"
+
+
 def test_a_clock_that_jumps_back_loses_no_request(tmp_path: Path) -> None:
     leave(tmp_path, 1, counters(5))
     collect_once(tmp_path, 1000.0)
