@@ -12,7 +12,7 @@ from closing_world import NAME, ClosingWorld, decision, finding, report
 from onejob.core.records import NewSignal, Segment
 from onejob.core.state import EndpointState, RunState
 from onejob.errors import ConflictError, NotFoundError, UsageError
-from onejob.loop.champion import block_begins, newest_event
+from onejob.loop.champion import RECENT, block_begins, newest_event
 from onejob.loop.closing import LOOK, RETRAIN, WATCHED
 from onejob.loop.commands.promote import promote, rollback
 from onejob.loop.commands.run import _continue
@@ -141,7 +141,7 @@ def test_a_challenger_is_not_looked_at_for_ever(world: ClosingWorld) -> None:
     session = world.supervisor()
     world.serve(session)
     labels_arrive(world, "hold")
-    world.day(session, 12)
+    world.day(session, 9)
     assert len(session.ledger.list_decisions(NAME)) == 4
 
 
@@ -317,7 +317,7 @@ def test_dying_at_any_line_does_everything_once(world: ClosingWorld, point: str,
     world.found.report = found  # type: ignore[assignment]
     world.found.decision = lambda task: decision("promote")
     world.fatal = fatal
-    for _ in range(5):
+    for _ in range(4):
         world.day(session, passes=0)
         session = world.hardy(session)
     world.fatal = lambda reached: False
@@ -330,7 +330,7 @@ def test_dying_at_any_line_does_everything_once(world: ClosingWorld, point: str,
     assert [d.outcome for d in session.ledger.list_decisions(NAME)] == ["promoted"]
     assert [(s.kind, s.champion, s.run) for s in session.ledger.list_signals(NAME)] == [("labels", champion, run.id)]
     watched = session.ledger.list_turns(NAME, kind=WATCHED)
-    assert len(watched) == 4, "one for each block that has ended"
+    assert len(watched) == 3, "one for each block that has ended"
     assert all(turn.taken for turn in watched)
 
 
@@ -460,10 +460,10 @@ def test_a_single_wild_clock_does_not_stop_time(world: ClosingWorld) -> None:
     world.traffic(session, 15_003 * DAY, 40_000 * DAY)
     world.passes(session)
     before = len(world.of_kind(session, RETRAIN))
-    world.day(session, 40, passes=6)
+    world.day(session, RECENT + 8, passes=6)
     watched = session.ledger.list_turns(NAME, kind=WATCHED)
     assert watched[0].event_time < 16_000 * DAY, "time goes on where it was"
-    assert len(watched) > 20
+    assert len(watched) > 8
     assert len(world.of_kind(session, RETRAIN)) <= before + 4
 
 
