@@ -42,8 +42,12 @@ NOT_AT_START = (
     "host.before_settle",
     "host.after_settle",
     "replica.before_settle",
+    "host.before_open",
+    "host.before_use",
+    "replica.before_use",
 )
-"""Points of a change of version and of traffic: tests/flow/test_serve_host.py and test_rollout.py pass them."""
+"""Points of a change of version, of models and of traffic: tests/flow/test_serve_host.py, test_rollout.py and
+test_serve_repository.py pass them."""
 
 
 def kill_at(project: Project, point: str, *args: str) -> None:

@@ -21,6 +21,7 @@ from onejob.serve.policy import Limits
 from onejob.serve.protocols import http
 from onejob.serve.protocols.http import Connection, Exchange, TooLargeError, inflate
 from onejob.serve.protocols.http_api import Api
+from onejob.serve.registry import Registry
 from onejob.serve.router import Router
 from onejob.serve.service import Identity, Service
 
@@ -310,7 +311,9 @@ class Server:
         identity = Identity("m", "d1", 1, {"engine": "onnxruntime"}, "e1", "1:1.0")
         limits = Limits(rows=8, queue=4)
         self.service = Service(ServedModel(self.engine), identity, limits, self.log, folder / "metrics")
-        self.api = Api(Router(self.service), max_body=max_body)
+        self.registry = Registry("d1", "1:1.0", 1)
+        self.registry.put("m", {"1": Router(self.service)})
+        self.api = Api(self.registry, max_body=max_body)
         self.max_body = max_body
 
     async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -395,7 +398,7 @@ def test_infer_answers_as_the_protocol_says(tmp_path: Path) -> None:
         ("POST", "/v2/models/m/infer", b"{", 400, "failed to parse the request JSON buffer"),
         ("POST", "/v2/models/m/infer", b"{}", 400, "attempt to access non-existing object member 'inputs'"),
         ("POST", "/v2/models/m/infer", message([-1, 2]), 500, "it can't"),
-        ("POST", "/v2/repository/models/m/load", b"{}", 400, "load / unload is not allowed"),
+        ("POST", "/v2/repository/models/m/load", b"{}", 503, "load / unload is not allowed"),
         ("POST", "/v1/models/m:predict", b'{"instances": [[1]]}', 400, "shape [2] is wanted"),
     ],
 )

@@ -19,6 +19,7 @@ from onejob.serve.policy import Limits
 from onejob.serve.protocols.http import Connection
 from onejob.serve.protocols.http_api import Api
 from onejob.serve.protocols.lane import Lane
+from onejob.serve.registry import Registry
 from onejob.serve.router import Router
 from onejob.serve.service import Identity, Service
 
@@ -43,7 +44,9 @@ class Server:
         self.log = RequestLog(folder / "requests")
         self.service = self._service("d1", self.engine, limits)
         self.router = Router(self.service)
-        self.api = Api(self.router)
+        self.registry = Registry("d1", "1:1.0", 1)
+        self.registry.put("m", {"1": self.router})
+        self.api = Api(self.registry)
         self.connections: set[Connection] = set()
 
     def _service(self, digest: str, engine: Any, limits: Any) -> Service:

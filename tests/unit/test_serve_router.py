@@ -17,6 +17,7 @@ from onejob.serve.journal import RequestLog
 from onejob.serve.model import ServedModel
 from onejob.serve.policy import Limits
 from onejob.serve.protocols.http_api import Api
+from onejob.serve.registry import Registry
 from onejob.serve.router import Router, picks
 from onejob.serve.service import Identity, Service
 
@@ -48,7 +49,9 @@ class Both:
         )
         self.new.shadow = shadow
         self.router = Router(self.old, new=self.new, share=share, shadow=shadow)
-        self.api = Api(self.router)
+        self.registry = Registry("old", "1:1.0", 1)
+        self.registry.put("m", {"1": self.router})
+        self.api = Api(self.registry)
 
     def lines(self) -> list[dict[str, Any]]:
         """The request log's."""
@@ -116,7 +119,7 @@ def test_the_key_is_the_rows_then_the_headers_then_the_requests_id(tmp_path: Pat
         assert chosen({}, yes, no)
         assert chosen({}, "", yes)
         assert not chosen({}, no, yes)
-        both.new.ready = False  # one that hangs is asked no more
+        both.new.pause = "busy"  # one that hangs is asked no more
         assert not chosen({}, yes, yes)
 
     play(tmp_path, work, share=0.5)
@@ -171,10 +174,10 @@ def test_after_a_trial_one_engine_answers_all_and_no_count_is_lost(tmp_path: Pat
         assert 0 < new < 10
         leaves = both.router.settle(keep_new=keep_new)
         assert leaves is (both.old if keep_new else both.new)
-        both.router.forget_idle()
+        both.registry.forget_idle()
         kept = "new" if keep_new else "old"
         assert {(await both.ask(message([1, 1]), x_request_key=str(key)))[1] for key in range(10)} == {kept}
-        snapshot = both.router.snapshot()
+        snapshot = both.registry.snapshot()
         counted = {digest: Counters.from_json(own).get("success") for digest, own in snapshot["engines"].items()}
         before = {"old": 10 - new, "new": new}
         assert counted == {**before, kept: before[kept] + 10}
@@ -194,15 +197,15 @@ def test_copies_are_counted_apart_and_never_sent(tmp_path: Path) -> None:
         tallies = both.router.tallies()
         assert (tallies["new"]["answered"], tallies["new"]["failed"]) == (1, 1)
         assert tallies["former"]["answered"] == 2
-        snapshot = both.router.snapshot()
+        snapshot = both.registry.snapshot()
         assert (list(snapshot["engines"]), snapshot["values"]["success"]) == (["old"], 2)
         lines = both.lines()
         assert [line["digest"] for line in lines] == ["old", "old"]
         both.router.settle(keep_new=True)
-        both.router.forget_idle()
+        both.registry.forget_idle()
         both.engines[1].broken = False
         assert await both.ask(message([1, 1])) == (200, "new", [3.0, 3.0])
-        counted = both.router.snapshot()["engines"]
+        counted = both.registry.snapshot()["engines"]
         assert {digest: Counters.from_json(own).get("success") for digest, own in counted.items()} == {
             "old": 2,
             "new": 1,
@@ -217,12 +220,12 @@ def test_metrics_tell_the_engines_apart_over_replicas(tmp_path: Path) -> None:
         both.engines[1].broken = True
         await both.ask(message([1, 1]))
         (tmp_path / "metrics").mkdir()
-        other = {**both.router.snapshot(), "id": "2:2.0"}
+        other = {**both.registry.snapshot(), "id": "2:2.0"}
         (tmp_path / "metrics" / "2.json").write_text(json.dumps(other))
-        by_engine = both.router.all_snapshots().by_engine()
+        by_engine = both.registry.all_snapshots().by("engines")
         assert {digest: own.get("success") for digest, own in by_engine.items()} == {"old": 2, "new": 2}
         assert by_engine["new"].get("fallback") == 2
-        assert both.router.all_snapshots().total().get("success") == 4
+        assert both.registry.all_snapshots().total().get("success") == 4
         assert read_snapshots(tmp_path / "metrics").total().get("success") == 2
 
     play(tmp_path, work)

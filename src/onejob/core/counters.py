@@ -6,8 +6,9 @@ snapshot in `metrics/<pid>.json`. When it has ended, the host folds its last sna
 which remembers whom it has folded, so that no count is lost or taken twice, whenever the host dies.
 
     metrics/<pid>.json     {"id": "<pid>:<start>", "digest", "generation", "time", "pending",
-                            "values": {name: n}, "latency": [n, …], "engines": {digest: {"values", "latency"}}}
-    metrics/retired.json   {"folded": ["<pid>:<start>", …], "values": …, "latency": …, "engines": …}
+                            "values": {name: n}, "latency": [n, …], "engines": {digest: {"values", "latency"}},
+                            "models": {"<name>/<version>": {"values", "latency"}}}
+    metrics/retired.json   {"folded": ["<pid>:<start>", …], "values": …, "latency": …, "engines": …, "models": …}
 
 Names of `values`: success, failure.<REASON>, rows, executions; request_ns, queue_ns, input_ns, infer_ns, output_ns;
 fallback (a new engine couldn't answer, the old one did); batch.<rows> and batch_ns.<rows>; log_dropped; capture_rows,
@@ -29,6 +30,8 @@ BOUNDS_US: tuple[float, ...] = tuple(16 * 2 ** (step / 4) for step in range(92))
 BOUNDS_NS: tuple[float, ...] = tuple(bound * 1000 for bound in BOUNDS_US)
 BUCKETS = len(BOUNDS_US) + 1
 RETIRED = "retired.json"
+PARTS = ("engines", "models")
+"""What the counters are told apart by, beside their sum."""
 
 
 @dataclass
@@ -100,19 +103,19 @@ class Snapshots:
     """By identity (`<pid>:<start>`): the snapshot as it was written."""
     retired: Counters
     folded: tuple[str, ...]
-    retired_engines: Mapping[str, Counters] = field(default_factory=dict)
-    """Of replicas that ended, by the digest of the engine; those that counted last."""
+    retired_parts: Mapping[str, Mapping[str, Counters]] = field(default_factory=dict)
+    """Of replicas that ended, for each kind of PARTS; those that counted last."""
 
     def with_own(self, snapshot: Mapping[str, Json]) -> Snapshots:
         """The same, with a replica's snapshot of now in the place of the one that it left."""
         return replace(self, live={**self.live, str(snapshot["id"]): snapshot})
 
-    def by_engine(self) -> dict[str, Counters]:
-        """The counters of each engine, by digest, over all replicas."""
-        total = dict(self.retired_engines)
+    def by(self, part: str) -> dict[str, Counters]:
+        """The counters of each engine (by digest), or of each model (`name/version`), over all replicas."""
+        total = dict(self.retired_parts.get(part, {}))
         for snapshot in self.live.values():
-            for digest, counters in engines_of(snapshot).items():
-                total[digest] = total.get(digest, Counters()) + counters
+            for name, counters in parts_of(snapshot, part).items():
+                total[name] = total.get(name, Counters()) + counters
         return total
 
     def total(self, *, without: str = "") -> Counters:
@@ -134,13 +137,12 @@ def read_snapshots(folder: Path) -> Snapshots:
     retired = _read(folder / RETIRED)
     folded = tuple(str(identity) for identity in retired.get("folded", ()))
     unfolded = {identity: snapshot for identity, snapshot in live.items() if identity not in folded}
-    engines = {name: Counters.from_json(data) for name, data in retired.get("engines", {}).items()}
-    return Snapshots(unfolded, Counters.from_json(retired), folded, engines)
+    return Snapshots(unfolded, Counters.from_json(retired), folded, {part: parts_of(retired, part) for part in PARTS})
 
 
-def engines_of(snapshot: Mapping[str, Json]) -> dict[str, Counters]:
-    """A replica's counters by the digest of the engine."""
-    return {str(digest): Counters.from_json(data) for digest, data in snapshot.get("engines", {}).items()}
+def parts_of(snapshot: Mapping[str, Json], part: str) -> dict[str, Counters]:
+    """A snapshot's counters by engine, or by model."""
+    return {str(name): Counters.from_json(data) for name, data in snapshot.get(part, {}).items()}
 
 
 def _read(path: Path) -> Mapping[str, Json]:

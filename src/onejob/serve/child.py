@@ -16,6 +16,10 @@ from pathlib import Path
 from onejob.core.artifact import Json, canonical
 from onejob.errors import OnejobError, from_json
 
+SEND_SECONDS = 5.0
+WELL_SECONDS = 1.0
+"""A replica whose event loop hasn't said anything for so long is not well: its engine hangs, or it is stopped."""
+
 
 class Child:
     """One replica process."""
@@ -34,6 +38,10 @@ class Child:
         """Why it could not start."""
         self.faulty = ""
         """What it says is wrong with the engine that it tries."""
+        self.revision = 0
+        """Of the models that it serves, where it serves a repository."""
+        self.inbox: list[Mapping[str, Json]] = []
+        """What it has said about models."""
         self.tallies: Mapping[str, Json] | None = None
         """How the requests of both engines went, while it tries one."""
 
@@ -81,6 +89,29 @@ class Child:
             for line in lines:
                 self._take(json.loads(line))
 
+    def send(self, message: Json) -> None:
+        """Tell it something; it is gone if it can't hear."""
+        data = canonical(message) + b"\n"
+        with contextlib.suppress(OSError):
+            self.control.setblocking(True)
+            self.control.settimeout(SEND_SECONDS)
+            try:
+                self.control.sendall(data)
+            finally:
+                self.control.setblocking(False)
+
+    def give(self, sock: socket.socket) -> bool:
+        """Hand it a connection; False if it can't take it."""
+        try:
+            socket.send_fds(self.control, [canonical({"take": 1}) + b"\n"], [sock.fileno()])
+        except OSError:
+            return False
+        return True
+
+    def is_well(self, now: float) -> bool:
+        """Whether it is ready and its event loop runs."""
+        return self.ready and now - self.heard < WELL_SECONDS
+
     def drain(self, grace: float) -> None:
         """Ask it to take no new connections, finish within `grace`, and end."""
         try:
@@ -110,5 +141,7 @@ class Child:
             self.unready = str(message["unready"]) or "not ready"
         elif "faulty" in message:
             self.faulty = str(message["faulty"]) or "the new engine fails"
+        elif any(word in message for word in ("ask", "opened", "used")):
+            self.inbox.append(message)
         elif "error" in message:
             self.error = from_json(message["error"])

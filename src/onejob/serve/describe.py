@@ -5,15 +5,22 @@ Plain dictionaries, so that every protocol can send them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from onejob import __version__
 from onejob.core.artifact import Json
 from onejob.core.counters import Counters
 from onejob.core.tensor import TensorSpec
-from onejob.serve.service import VERSION, Service
+from onejob.serve.service import Service
 
-EXTENSIONS = ["binary_tensor_data", "parameters", "statistics", "model_configuration"]
+EXTENSIONS = [
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+]
 PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "openvino": "openvino", "pytorch": "pytorch_libtorch"}
 
 
@@ -21,11 +28,11 @@ def server_metadata() -> dict[str, Json]:
     return {"name": "onejob", "version": __version__, "extensions": EXTENSIONS}
 
 
-def model_metadata(service: Service) -> dict[str, Json]:
+def model_metadata(service: Service, versions: Sequence[str]) -> dict[str, Json]:
     model = service.model
     return {
         "name": service.identity.name,
-        "versions": [VERSION],
+        "versions": list(versions),
         "platform": _platform(service),
         "inputs": [spec.to_json() for spec in model.inputs.values()],
         "outputs": [spec.to_json() for spec in model.outputs.values()],
@@ -57,7 +64,7 @@ def model_config(service: Service) -> dict[str, Json]:
 
 
 def statistics(service: Service, counters: Counters) -> dict[str, Json]:
-    """Triton's statistics of the model, from counters summed over the endpoint's replicas."""
+    """Triton's statistics of one version of a model, from counters summed over the endpoint's replicas."""
     success, executions = counters.get("success"), counters.get("executions")
     spent = {
         part: {"count": success, "ns": counters.get(f"{counter}_ns")}
@@ -71,23 +78,46 @@ def statistics(service: Service, counters: Counters) -> dict[str, Json]:
     }
     none = {"count": 0, "ns": 0}
     fail = {"count": counters.failures, "ns": counters.get("failure_ns")}
-    stats = {
+    return {
         "name": service.identity.name,
-        "version": VERSION,
+        "version": service.identity.version,
         "last_inference": service.last_inference,
         "inference_count": counters.get("rows"),
         "execution_count": executions,
         "inference_stats": {**spent, "fail": fail, "cache_hit": none, "cache_miss": none},
         "batch_stats": _batch_stats(counters.values),
         "memory_usage": [],
+        "response_stats": {},
+        "batching": batching(service),
     }
-    return {"model_stats": [stats]}
 
 
-def repository_index(service: Service) -> list[Json]:
-    ready = service.ready
-    state = {"state": "READY"} if ready else {"state": "UNAVAILABLE", "reason": service.unready_reason}
-    return [{"name": service.identity.name, "version": VERSION, **state}]
+def batching(service: Service) -> dict[str, Json]:
+    """What the batcher has learnt, and what it does: of this replica, and beyond Triton's statistics."""
+    batcher, limits = service.batcher, service.limits
+    return {
+        "fixed_us": round(batcher.fit.fixed / 1000, 3),
+        "row_us": round(batcher.fit.each / 1000, 3),
+        "size": batcher.choice.size,
+        "wait_us": batcher.choice.wait_ns // 1000,
+        "max": limits.rows,
+        "max_wait_us": limits.wait_ns // 1000,
+        "goal_us": limits.goal_ns // 1000 or None,
+        "thread": "loop" if batcher.inline else "worker",
+        "waiting_rows": batcher.waiting,
+    }
+
+
+def repository_index(services: Iterable[Service], unavailable: Mapping[str, str], ready: bool) -> list[Json]:
+    """Every model and version; those that can be asked only, if `ready`."""
+    told: list[Json] = []
+    for service in services:
+        state = {"state": "READY"} if service.ready else {"state": "UNAVAILABLE", "reason": service.unready_reason}
+        if service.ready or not ready:
+            told.append({"name": service.identity.name, "version": service.identity.version, **state})
+    for name, why in unavailable.items() if not ready else ():
+        told.append({"name": name, "version": "1", "state": "UNAVAILABLE", "reason": why})
+    return told
 
 
 def _platform(service: Service) -> str:

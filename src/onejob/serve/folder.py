@@ -5,6 +5,9 @@ docs/serve.md.
     state.json            what is (written by the host)
     host.lock             held by the one host of this folder
     rollout.json          what serves, or was gone back to (written by the host)
+    versions.json         the number of each engine that came to be served: the version of its model
+    models.json           the models of a repository, with what was loaded and unloaded since
+    models/<digest>/      their files
     port.json             the port, so that it stays when the host is started again
     requests/*.jsonl      a line for each request that was answered
     metrics/*.json        counters: see core/counters.py
@@ -26,6 +29,7 @@ STATE = "state.json"
 LOCK = "host.lock"
 PORT = "port.json"
 ROLLOUT = "rollout.json"
+VERSIONS = "versions.json"
 SHADOW = "shadow"
 """Where the answers to copies are captured."""
 REQUESTS = "requests"

@@ -12,6 +12,7 @@ has a canary, the new replicas hold both engines, and the new one answers its sh
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import selectors
@@ -28,7 +29,9 @@ from onejob.core.context import write_json
 from onejob.core.faults import reach
 from onejob.errors import ConflictError, OnejobError, from_json
 from onejob.serve import retire
+from onejob.serve.changes import Changes
 from onejob.serve.child import Child
+from onejob.serve.doorman import Doorman, Visitor
 from onejob.serve.folder import (
     DESIRED,
     METRICS,
@@ -37,6 +40,7 @@ from onejob.serve.folder import (
     ROLLOUT,
     SHADOW,
     STATE,
+    VERSIONS,
     read_json,
     take_lock,
 )
@@ -44,7 +48,7 @@ from onejob.serve.generation import Generation, Place, can_try, listener_for
 from onejob.serve.rollout import HEALTHY_SECONDS, Trial, backoff, judge, weigh
 
 TICK_SECONDS = 0.2
-BEAT_LIMIT = 30.0
+BEAT_LIMIT = 10.0
 """A ready replica whose event loop has not beaten for so long hangs, and is replaced."""
 START_LIMIT = 300.0
 """Longest time that a replica may take to become ready."""
@@ -72,6 +76,8 @@ class Host:
         self._stopping = False
         self._look = True
         self._wake, self._woken = socket.socketpair()
+        self._changes = Changes(folder)
+        self._doorman = Doorman(self._selector)
 
     def run(self) -> int:
         self._listen_to_signals()
@@ -114,12 +120,14 @@ class Host:
         if self._next is not None:
             abandoned, self._next = self._next, None
             self._abandon(abandoned)
+        desired = self._numbered(desired)
         try:
             listener = listener_for(self._folder, desired, self._current)
         except OnejobError as error:
             self._error = error
             logger.error("generation %s: %s", self._tried, error)
             return
+        self._changes.begin(desired)
         logger.info("generation %s begins", self._tried)
         known = read_json(self._folder / ROLLOUT) or {}
         if self._current is None and (known.get("back") or {}).get("generation") == self._tried:
@@ -131,6 +139,20 @@ class Host:
         if trial is not None and trial.shadow:
             shutil.rmtree(self._folder / SHADOW, ignore_errors=True)  # what the last one answered in the shadow
         self._next = Generation.of(desired, listener, former, trial)
+
+    def _numbered(self, desired: Mapping[str, Json]) -> Mapping[str, Json]:
+        """With the version of its model: each engine gets the next number when it first comes to this endpoint."""
+        if "models" in desired:
+            return desired
+        digest = desired["engine"]["digest"]
+        known = read_json(self._folder / VERSIONS) or {}
+        if digest not in known:
+            known[digest] = 1 + max(known.values(), default=0)
+            try:
+                write_json(self._folder / VERSIONS, known)
+            except OSError as error:
+                logger.error("versions.json can't be written: %s", error)
+        return {**desired, "version": str(known[digest])}
 
     # ---- what is
 
@@ -150,6 +172,47 @@ class Host:
         for child, kill_at in self._leaving:
             if now >= kill_at:
                 child.kill()
+        self._tend_models(now)
+        self._keep_door(now)
+
+    def _tend_models(self, now: float) -> None:
+        """Carry on with changes of a repository's models; who missed one is replaced."""
+        places = self._current.places if self._current is not None else []
+        ready = [place.child for place in places if place.child is not None and place.child.ready]
+        for child in ready:
+            inbox, child.inbox = child.inbox, []
+            for message in inbox:
+                self._changes.hear(child, message)
+        self._changes.tend(ready, self._next is not None, now)
+        if self._changes.is_busy or self._current is None or "models" not in self._current.desired:
+            return
+        for place in places:
+            late = place.child
+            if late is not None and late.ready and late.revision != self._changes.revision:
+                logger.info("replica %d is replaced: it serves models that have changed since it began", late.pid)
+                late.drain(self._current.grace)
+                self._leaving.append((late, now + self._current.grace + KILL_SECONDS))
+                place.child = None
+
+    def _keep_door(self, now: float) -> None:
+        """While no replica is well, somebody must say so."""
+        generation = self._current or self._next
+        if generation is None:
+            return
+        children = [place.child for place in generation.places if place.child is not None]
+        well = [child for child in children if child.is_well(now)]
+        if not well:
+            self._doorman.stand(generation.listener)
+            self._doorman.tend(self._why_unwell(children), now)
+        else:
+            self._doorman.leave()
+            turns = itertools.cycle(well)
+            self._doorman.hand_over(lambda sock: next(turns).give(sock))
+
+    def _why_unwell(self, children: list[Child]) -> str:
+        told = next((child.unready for child in children if child.unready), "")
+        silent = any(child.ready for child in children)
+        return told or ("the engine hangs" if silent else "no replica has started yet")
 
     def _reap(self, now: float) -> None:
         ended = False
@@ -190,7 +253,10 @@ class Host:
         for place in generation.places:
             if place.child is None and now >= place.start_at:
                 reach("host.before_start")
-                place.child = Child.start(self._folder, generation.told, generation.listener)
+                told = generation.told
+                told["desired"] = self._changes.told(told["desired"])
+                place.child = Child.start(self._folder, told, generation.listener)
+                place.child.revision = self._changes.revision
                 self._selector.register(place.child.control, selectors.EVENT_READ, place.child)
 
     def _replace_unwell(self, generation: Generation, now: float) -> None:
@@ -237,6 +303,7 @@ class Host:
         now = time.monotonic()
         self._let_go([place.child for place in old.places if place.child is not None], old.grace, now)
         if old.listener is not generation.listener:
+            self._doorman.leave()
             old.listener.close()
 
     def _let_go(self, children: list[Child], grace: float, now: float) -> None:
@@ -276,6 +343,7 @@ class Host:
                 place.child.kill()
                 self._leaving.append((place.child, time.monotonic()))
         if generation.listener not in [one.listener for one in (self._current, self._next) if one is not None]:
+            self._doorman.leave()
             generation.listener.close()
 
     # ---- edges
@@ -296,10 +364,18 @@ class Host:
 
     def _wait(self) -> None:
         for key, _ in self._selector.select(TICK_SECONDS):
-            if isinstance(key.data, Child):
-                self._hear(key.data)
-            else:
-                self._woken.recv(4096)
+            match key.data:
+                case Child():
+                    self._hear(key.data)
+                case Doorman():
+                    self._doorman.accept()
+                case Visitor():
+                    generation = self._current or self._next
+                    places = generation.places if generation else []
+                    children = [place.child for place in places if place.child is not None]
+                    self._doorman.look(key.data, self._why_unwell(children))
+                case _:
+                    self._woken.recv(4096)
 
     def _listen_to_signals(self) -> None:
         self._wake.setblocking(False)
@@ -318,6 +394,7 @@ class Host:
         children = [child for child in self._children() if not child.ended()]
         for child in children:
             child.terminate()
+        self._doorman.close()
         self._close_listeners()
         kill_at = time.monotonic() + grace + KILL_SECONDS
         while children and time.monotonic() < kill_at:

@@ -72,11 +72,25 @@ class Told:
     share: float
     shadow: bool
 
+    @property
+    def models(self) -> list[Mapping[str, Json]]:
+        """What to serve, one for each model and version: as `desired.json` would have it if it were the only one."""
+        if "models" not in self.desired:
+            return [self.desired]
+        return [one_model(self.desired, model) for model in self.desired["models"]]
+
     @classmethod
     def of(cls, message: Mapping[str, Json]) -> Told:
         trial = message.get("trial") or {}
         share, shadow = float(trial.get("share", 0.0)), bool(trial.get("shadow", False))
         return cls(Path(message["folder"]), message["desired"], trial.get("former"), share, shadow)
+
+
+def one_model(desired: Mapping[str, Json], model: Mapping[str, Json]) -> dict[str, Json]:
+    """One model of a repository, as `desired.json` would have it if it were the only one."""
+    options = {**desired.get("options", {}), **(model.get("options") or {})}
+    told = {name: value for name, value in desired.items() if name != "models"}
+    return {**told, "name": model["name"], "version": model["version"], "engine": model["engine"], "options": options}
 
 
 class Opened:
@@ -101,11 +115,20 @@ class Opened:
             meta=engine.get("meta", {}),
             execution=engine.get("execution"),
             process=process,
+            version=str(desired.get("version", "1")),
         )
         recorders = self._recorders if self._aside is None else self._aside
         made = Service(self._model, identity, self.options.limits, log, metrics, fit=self._fit, recorders=recorders)
         made.shadow = self._aside is not None
         return made
+
+    @property
+    def name(self) -> str:
+        return str(self.options.desired["name"])
+
+    def close(self) -> None:
+        """Free a model that nobody has asked."""
+        self._model.close()
 
     def start(self) -> None:
         self._start(self._recorders.capture, self._recorders.labels)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from onejob.core.counters import BOUNDS_US, Counters
+from onejob.core.counters import BOUNDS_US, Counters, Snapshots
 from onejob.serve.capture import REASONS as DROPPED
-from onejob.serve.service import VERSION
 
 # (metric, help, counter, unit divisor)
 COUNTERS: tuple[tuple[str, str, str, int], ...] = (
@@ -27,40 +27,73 @@ EDGES = tuple(range(3, len(BOUNDS_US), 4))
 """Every fourth bucket is exposed: one an octave."""
 
 
-def render(
-    model: str, digest: str, counters: Counters, *, engines: Mapping[str, Counters], pending: int, replicas: int
-) -> str:
-    """Prometheus text for one endpoint; the counters are the sums over its replicas, and those of each engine."""
-    labels = f'model="{model}",version="{VERSION}"'
+@dataclass(frozen=True)
+class Reading:
+    """What is told: counters by model (`name/version`) and by engine, over all replicas."""
+
+    models: Mapping[str, Counters]
+    engines: Mapping[str, Counters]
+    pending: Mapping[str, int]
+    serving: Mapping[str, str]
+    """Model -> the digest of the engine that answers."""
+    replicas: int
+
+    @classmethod
+    def of(cls, found: Snapshots, serving: Mapping[str, str]) -> Reading:
+        pending: dict[str, int] = {}
+        for snapshot in found.live.values():
+            for model, data in snapshot.get("models", {}).items():
+                pending[model] = pending.get(model, 0) + int(data.get("pending", 0))
+        models = {**{model: Counters() for model in serving}, **found.by("models")}
+        return cls(models, found.by("engines"), pending, serving, len(found.live))
+
+
+def render(now: Reading) -> str:
+    """Prometheus text for one endpoint; the counters are the sums over its replicas."""
     lines: list[str] = []
+    labels = {model: _labels(model) for model in now.models}
     for name, text, counter, unit in COUNTERS:
-        lines += [*_head(name, text, "counter"), f"{name}{{{labels}}} {counters.get(counter) // unit}"]
+        lines += _head(name, text, "counter")
+        lines += [f"{name}{{{labels[model]}}} {own.get(counter) // unit}" for model, own in now.models.items()]
     lines += _head("nv_inference_request_failure", "Number of failed inference requests, all batch sizes", "counter")
-    for reason in REASONS:
-        amount = counters.get(f"failure.{reason}")
-        lines.append(f'nv_inference_request_failure{{{labels},reason="{reason}"}} {amount}')
+    for model, own in now.models.items():
+        for reason in REASONS:
+            amount = own.get(f"failure.{reason}")
+            lines.append(f'nv_inference_request_failure{{{labels[model]},reason="{reason}"}} {amount}')
     lines += _head("onejob_capture_dropped_total", "Rows that should have been recorded, and were not", "counter")
-    for reason in DROPPED:
-        amount = counters.get(f"capture_dropped.{reason}")
-        lines.append(f'onejob_capture_dropped_total{{{labels},reason="{reason}"}} {amount}')
-    lines += _head("nv_inference_pending_request_count", "Instantaneous number of pending requests", "gauge")
-    lines.append(f"nv_inference_pending_request_count{{{labels}}} {pending}")
+    for model, own in now.models.items():
+        for reason in DROPPED:
+            amount = own.get(f"capture_dropped.{reason}")
+            lines.append(f'onejob_capture_dropped_total{{{labels[model]},reason="{reason}"}} {amount}')
+    name = "nv_inference_pending_request_count"
+    lines += _head(name, "Instantaneous number of pending requests", "gauge")
+    lines += [f"{name}{{{labels[model]}}} {now.pending.get(model, 0)}" for model in now.serving]
     lines += _head("onejob_replicas", "Replicas that have left a snapshot and have not ended", "gauge")
-    lines.append(f"onejob_replicas{{{labels}}} {replicas}")
+    lines.append(f"onejob_replicas {now.replicas}")
     lines += _head("onejob_engine_info", "The engine that answers, by digest", "gauge")
-    lines.append(f'onejob_engine_info{{{labels},engine="{digest}"}} 1')
+    lines += [f'onejob_engine_info{{{_labels(m)},engine="{digest}"}} 1' for m, digest in now.serving.items()]
     lines += _head("onejob_engine_requests_total", "Requests by the engine that was asked, and what became", "counter")
-    for engine, own in engines.items():
+    for engine, own in now.engines.items():
         for outcome, amount in outcomes(own).items():
-            lines.append(f'onejob_engine_requests_total{{{labels},engine="{engine}",outcome="{outcome}"}} {amount}')
+            lines.append(f'onejob_engine_requests_total{{engine="{engine}",outcome="{outcome}"}} {amount}')
     name = "onejob_engine_request_duration_seconds"
     lines += _head(name, "Time from a request's first byte to its answer, by engine", "histogram")
-    for engine, own in engines.items():
-        lines += _histogram(name, f'{labels},engine="{engine}"', own)
+    for engine, own in now.engines.items():
+        lines += _histogram(name, f'engine="{engine}"', own)
     name = "onejob_request_duration_seconds"
     lines += _head(name, "Time from a request's first byte to its answer", "histogram")
-    lines += _histogram(name, labels, counters)
+    for model, own in now.models.items():
+        lines += _histogram(name, labels[model], own)
     return "\n".join(lines) + "\n"
+
+
+def _labels(model: str) -> str:
+    name, _, version = model.rpartition("/")
+    return f'model="{_escaped(name)}",version="{version}"'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def outcomes(counters: Counters) -> dict[str, int]:

@@ -84,6 +84,11 @@ class ServedModel:
         """Raises DataError for labels that the family doesn't take; None without a family: any will do."""
         return self._encoding.encode_label if self._encoding is not None else None
 
+    def dead(self) -> str:
+        """Why the engine can't answer now, if it knows; "" otherwise. Cheap: asked several times a second."""
+        alive = getattr(self._loaded, "dead", None)
+        return str(alive()) if alive is not None else ""
+
     def close(self) -> None:
         self._loaded.close()
 

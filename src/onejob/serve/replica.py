@@ -9,7 +9,7 @@ seconds}` at leisure (others answer by then). It dies with its host, whatever th
 
 While a new engine is tried, a replica holds it beside the one that serves (serve/router.py). Its beats then say how the
 requests of both went, `{"faulty": why}` that the new one fails or hangs, and the host ends it with `{"settle": "new"}`
-or `{"settle": "former"}`.
+or `{"settle": "former"}`. Models of a repository come and go while it runs: see serve/loader.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
+from typing import Any
 
 import uvloop
 
@@ -34,12 +34,12 @@ from onejob.core.faults import reach
 from onejob.errors import OnejobError, UnavailableError
 from onejob.serve.folder import METRICS, REQUESTS
 from onejob.serve.journal import Journal, RequestLog
-from onejob.serve.load import Opened, Told, open_all
+from onejob.serve.load import Opened, Options, Told, open_all
+from onejob.serve.loader import Loader
 from onejob.serve.protocols.http import Connection
 from onejob.serve.protocols.http_api import Api
-from onejob.serve.router import Router
 
-BEAT_SECONDS = 1.0
+BEAT_SECONDS = 0.25
 TICK_SECONDS = 0.1
 QUIET_SECONDS = 0.3
 """When stopped: how long a kept-alive connection without a request is left open."""
@@ -50,6 +50,7 @@ IDLE_SECONDS = 600.0
 YOUNG = 20_000
 """So many more objects must have been made than freed before cycles are looked for."""
 PR_SET_PDEATHSIG = 1
+MOST_SOCKETS = 64
 
 
 class Control:
@@ -58,14 +59,17 @@ class Control:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._rest = b""
+        self.sockets: list[int] = []
+        """Connections that the host has accepted and handed over: file descriptors."""
 
     def receive(self) -> Json:
         """The next line, waiting for it; EOFError when the host is gone."""
         while b"\n" not in self._rest:
-            piece = self._sock.recv(1 << 16)
+            piece, sockets, _, _ = socket.recv_fds(self._sock, 1 << 16, MOST_SOCKETS)
             if not piece:
                 raise EOFError("the host is gone")
             self._rest += piece
+            self.sockets += sockets
         line, _, self._rest = self._rest.partition(b"\n")
         return json.loads(line)
 
@@ -89,14 +93,15 @@ class Control:
 class Replica:
     """Accepts, beats, watches the engine, and drains."""
 
-    def __init__(self, engines: Engines, listener: socket.socket, control: Control, grace: float) -> None:
-        self._engines = engines
-        self._router = engines.router
+    def __init__(self, loader: Loader, listener: socket.socket, control: Control, grace: float) -> None:
+        self._loader = loader
+        self._registry = loader.registry
         self._listener = listener
         self._control = control
         self._grace = grace
         self._connections: set[Connection] = set()
-        self._api = Api(engines.router)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._api = Api(loader.registry, repository=loader if loader.is_repository else None)
         self._stop_at: float | None = None
         self._quiet = 0.0
         self._changed = asyncio.Event()
@@ -118,7 +123,7 @@ class Replica:
                 beat = loop.time()
                 self._beat()
             self._watch()
-            self._router.forget_idle()
+            self._loader.close_idle()
             self._sweep()
             await self._pause()
         server.close()
@@ -130,7 +135,8 @@ class Replica:
             await asyncio.wait_for(self._changed.wait(), TICK_SECONDS)
 
     def _beat(self) -> None:
-        tallies = self._router.tallies()
+        only = self._registry.only
+        tallies = only.tallies() if only else None
         self._control.send({"beat": 1, "tallies": tallies} if tallies else {"beat": 1})
 
     def _hear(self) -> None:
@@ -141,10 +147,31 @@ class Replica:
         for message in messages:
             if "settle" in message:
                 reach("replica.before_settle")
-                self._engines.settle(keep_new=message["settle"] == "new")
+                self._loader.settle(keep_new=message["settle"] == "new")
                 self._grace = float(message.get("grace", self._grace))
-            if "drain" in message:
+            elif "take" in message:
+                self._take()
+            elif "drain" in message:
                 self._stop(float(message["drain"]), float(message["drain"]))
+            else:
+                self._loader.hear(message)
+
+    def _take(self) -> None:
+        """Answer on connections that the host has accepted while no replica was well."""
+        loop = asyncio.get_running_loop()
+        sockets, self._control.sockets = self._control.sockets, []
+        for number in sockets:
+            sock = socket.socket(fileno=number)
+            task = loop.create_task(
+                loop.connect_accepted_socket(lambda: Connection(self._api, self._connections), sock)
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._taken)
+
+    def _taken(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logging.warning("a connection that was handed over is gone: %s", error)
 
     def _stop(self, grace: float, quiet: float) -> None:
         """Take no more connections; finish what is begun within `grace`, close what has been idle for `quiet`."""
@@ -159,7 +186,7 @@ class Replica:
         begun = time.monotonic()
         while self._connections and self._stop_at is not None and time.monotonic() < self._stop_at:
             self._control.send({"beat": 1})
-            self._router.expire()
+            self._registry.expire()
             for connection in list(self._connections):
                 connection.draining = True
                 if connection.idle and time.monotonic() - max(connection.last, begun) >= self._quiet:
@@ -169,18 +196,19 @@ class Replica:
             connection.close()
 
     def _watch(self) -> None:
-        """Notice an engine that hangs, and tell the host once when the model stops being ready."""
-        self._router.expire()
-        main, new = self._router.main, self._router.new
-        for service in (main, new):
-            if service is not None and service.ready and service.batcher.stuck_ns() > service.limits.timeout_ns:
-                service.ready, service.unready_reason = False, "the engine hangs"
-        if not main.ready and not self._told_unready:
-            self._told_unready = True
-            self._control.send({"unready": main.unready_reason})
-        if new is not None and not new.ready and not self._told_faulty:
-            self._told_faulty = True
-            self._control.send({"faulty": new.unready_reason})
+        """Notice an engine that hangs, and tell the host once when a model stops being ready."""
+        self._registry.expire()
+        now = time.perf_counter_ns()
+        for router in list(self._registry.routers()):
+            for service in (router.main, router.new):
+                if service is not None:
+                    service.check(now)
+            if router.main.fault and not self._told_unready:
+                self._told_unready = True
+                self._control.send({"unready": router.main.fault})
+            if router.new is not None and router.new.fault and not self._told_faulty:
+                self._told_faulty = True
+                self._control.send({"faulty": router.new.fault})
 
     def _sweep(self) -> None:
         now = time.monotonic()
@@ -199,7 +227,7 @@ def main(argv: list[str]) -> int:
     try:
         told = Told.of(control.receive())
         former = open_all(told.folder, told.former) if told.former else None
-        new = open_all(told.folder, told.desired, shadow=told.shadow)
+        opened = [open_all(told.folder, model, shadow=told.shadow) for model in told.models]
     except EOFError:
         return 0
     except Exception as error:
@@ -213,7 +241,7 @@ def main(argv: list[str]) -> int:
         return why.exit_code
     spare_the_collector()
     listener = socket.socket(fileno=listener_fd)
-    uvloop.run(serve(former or new, new if former else None, told, listener, control))
+    uvloop.run(serve(opened, former, told, listener, control))
     return 0
 
 
@@ -231,58 +259,20 @@ def die_with(host: int) -> None:
         os._exit(0)  # it ended before the kernel was told
 
 
-async def serve(opened: Opened, new: Opened | None, told: Told, listener: socket.socket, control: Control) -> None:
+async def serve(
+    opened: list[Opened], former: Opened | None, told: Told, listener: socket.socket, control: Control
+) -> None:
     """Everything of a replica that needs the event loop, until it has drained."""
-    folder = told.folder
-    log = RequestLog(folder / REQUESTS)
-    process = f"{os.getpid()}:{time.time():.3f}"
-    main = opened.service(log, folder / METRICS, process)
-    tried = new.service(log, folder / METRICS, process) if new else None
-    router = Router(main, new=tried, share=told.share, shadow=told.shadow)
-    journal = Journal(log, folder / METRICS / f"{os.getpid()}.json", router.snapshot)
+    log = RequestLog(told.folder / REQUESTS)
+    loader = Loader(told, log, control.send)
+    loader.begin(opened, former)
+    journal = Journal(log, told.folder / METRICS / f"{os.getpid()}.json", loader.registry.snapshot)
     journal.start()
-    engines = Engines(router, opened, new)
-    engines.start()
     try:
-        await Replica(engines, listener, control, opened.options.grace).run()
+        await Replica(loader, listener, control, Options(told.folder, told.former or told.desired).grace).run()
     finally:
-        engines.stop()
+        loader.stop()
         journal.stop()
-        for service in (router.main, router.new):
-            if service is not None:
-                service.batcher.close()
-
-
-class Engines:
-    """The engines of this replica and what they record: one, or for a while two."""
-
-    def __init__(self, router: Router, opened: Opened, new: Opened | None) -> None:
-        self.router = router
-        self._opened = opened
-        self._new = new
-
-    def start(self) -> None:
-        self._opened.start()
-        if self._new is not None:
-            self._new.start_trial()
-
-    def settle(self, *, keep_new: bool) -> None:
-        """One of the two leaves; what it has recorded is sealed, away from the loop's thread."""
-        leaves = self.router.settle(keep_new=keep_new)
-        new, self._new = self._new, None
-        if leaves is None or new is None:
-            return
-        gone = new
-        if keep_new:
-            gone, self._opened = self._opened, new
-            new.begin_to_serve(self.router.main)
-        threading.Thread(target=gone.stop, name="seal", daemon=True).start()
-
-    def stop(self) -> None:
-        self.router.forget_idle(all_of_them=True)
-        for opened in (self._opened, self._new):
-            if opened is not None:
-                opened.stop()
 
 
 if __name__ == "__main__":

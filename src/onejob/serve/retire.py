@@ -7,13 +7,13 @@ from pathlib import Path
 
 from onejob.core.artifact import Json
 from onejob.core.context import write_json
-from onejob.core.counters import RETIRED, Counters, engines_of, read_snapshots
+from onejob.core.counters import PARTS, RETIRED, Counters, parts_of, read_snapshots
 from onejob.core.faults import reach
 
 REMEMBERED = 1000
 """So many folded identities are kept, to fold nobody twice."""
-ENGINES = 16
-"""So many engines' counts are told apart; those of older ones are in the sum only."""
+APART = {"engines": 16, "models": 4096}
+"""So many engines' and models' counts are told apart; those of older ones are in the sum only."""
 
 
 def retire(folder: Path, living: Container[int]) -> None:
@@ -21,14 +21,16 @@ def retire(folder: Path, living: Container[int]) -> None:
     found = read_snapshots(folder)
     ended = {identity: snapshot for identity, snapshot in found.live.items() if _pid(identity) not in living}
     if ended:
-        total, engines = found.retired, dict(found.retired_engines)
-        for snapshot in ended.values():
-            total = total + Counters.from_json(snapshot)
-            for digest, counters in engines_of(snapshot).items():
-                engines[digest] = engines.pop(digest, Counters()) + counters  # the last to count comes last
+        total = sum((Counters.from_json(snapshot) for snapshot in ended.values()), found.retired)
         folded: list[Json] = [*found.folded, *ended][-REMEMBERED:]
-        kept = {digest: counters.to_json() for digest, counters in list(engines.items())[-ENGINES:]}
-        write_json(folder / RETIRED, {"folded": folded, **total.to_json(), "engines": kept})
+        kept: dict[str, Json] = {}
+        for part in PARTS:
+            counted = dict(found.retired_parts.get(part, {}))
+            for snapshot in ended.values():
+                for name, counters in parts_of(snapshot, part).items():
+                    counted[name] = counted.pop(name, Counters()) + counters  # the last to count comes last
+            kept[part] = {name: counters.to_json() for name, counters in list(counted.items())[-APART[part] :]}
+        write_json(folder / RETIRED, {"folded": folded, **total.to_json(), **kept})
     reach("host.retire")
     for path in folder.glob("*.json"):
         if path.name != RETIRED and path.stem.isdigit() and int(path.stem) not in living:

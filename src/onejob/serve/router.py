@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Mapping
 
 import numpy as np
 
 from onejob.core.artifact import Json
-from onejob.core.counters import Counters, Snapshots, read_snapshots
+from onejob.core.counters import Counters
 from onejob.core.traffic import key_text
 from onejob.serve.identify import Roles
 from onejob.serve.model import Column, ServedModel
 from onejob.serve.rollout import Tally
-from onejob.serve.service import Service
+from onejob.serve.service import Identity, Service
 
 SCALE = 1 << 64
 CLIENTS_OWN = "failure.CANCELED"
@@ -36,9 +35,11 @@ class Router:
         self.shadow = shadow
         self.same = new is None or _asks_alike(main.model, new.model)
         """Whether both take and give the same, so that a request is decoded once."""
+        self.gone = False
+        """Whether it is asked no more: another version of the model has come, or the model was unloaded."""
         self._share = share
         self._leaving: list[Service] = []
-        self._left: dict[str, Counters] = {}
+        self._left: dict[str, tuple[Identity, Counters]] = {}
         """Of engines that have gone, by digest."""
         self._lock = threading.Lock()
         """A snapshot, taken by another thread, must see each engine once."""
@@ -66,15 +67,34 @@ class Router:
                     new.counters, new.shadow = Counters(), False  # copies were no requests
         return leaves
 
-    def forget_idle(self, *, all_of_them: bool = False) -> None:
-        """Let go of engines that have left and owe no answer."""
-        for service in [one for one in self._leaving if not one.batcher.pending or all_of_them]:
-            digest = service.identity.digest
+    def asked(self) -> list[Service]:
+        """The engines that answer somebody."""
+        return [service for service in (self.main, self.new) if service is not None and not service.shadow]
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait or run, whose answers somebody gets."""
+        return sum(service.batcher.pending for service in self._all() if not service.shadow)
+
+    def forget_idle(self, *, all_of_them: bool = False) -> list[Service]:
+        """Let go of engines that have left and owe no answer; gives them, to be closed."""
+        gone = [one for one in self._leaving if not one.batcher.pending or all_of_them]
+        for service in gone:
             with self._lock:
                 self._leaving.remove(service)
                 if not service.shadow:
-                    self._left[digest] = self._left.get(digest, Counters()) + Counters.from_json(service.snapshot())
-            service.batcher.close()
+                    self._keep(service)
+        return gone
+
+    def close(self) -> list[Service]:
+        """Ask no engine any more; gives them, to be closed."""
+        return self._all()
+
+    def _keep(self, service: Service) -> None:
+        identity = service.identity
+        counters = Counters.from_json(service.snapshot())
+        before = self._left.get(identity.digest)
+        self._left[identity.digest] = (identity, before[1] + counters if before else counters)
 
     def expire(self) -> None:
         for service in self._all():
@@ -86,34 +106,12 @@ class Router:
             return None
         return {"former": _tally(self.main.counters), "new": _tally(self.new.counters)}
 
-    def snapshot(self) -> dict[str, Json]:
-        """The counters as they are left in `metrics/`, the sum and by engine; may be called from another thread."""
+    def counted(self) -> list[tuple[Identity, Counters]]:
+        """Counters of each engine, those that have left too; may be called from another thread."""
         with self._lock:
-            engines = dict(self._left)
-            for service in self._counted():
-                digest = service.identity.digest
-                engines[digest] = engines.get(digest, Counters()) + Counters.from_json(service.snapshot())
-        total = sum(engines.values(), Counters())
-        if self.main.log.dropped:
-            total.values["log_dropped"] = self.main.log.dropped  # they share one log
-        identity = self.main.identity
-        return {
-            "id": identity.process,
-            "digest": identity.digest,
-            "generation": identity.generation,
-            "time": time.time(),
-            "pending": sum(service.batcher.pending for service in self._counted()),
-            **total.to_json(),
-            "engines": {digest: counters.to_json() for digest, counters in engines.items()},
-        }
-
-    def all_snapshots(self) -> Snapshots:
-        """What all replicas have left, ended ones too, and this one's as it is now; reads files."""
-        mine = self.snapshot()
-        return read_snapshots(self.main.metrics).with_own(mine)
-
-    def _counted(self) -> list[Service]:
-        return [service for service in self._all() if not service.shadow]
+            left = list(self._left.values())
+            now = [(each.identity, Counters.from_json(each.snapshot())) for each in self._all() if not each.shadow]
+        return left + now
 
     def _all(self) -> list[Service]:
         return [self.main, *([self.new] if self.new else []), *self._leaving]

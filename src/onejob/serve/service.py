@@ -32,7 +32,10 @@ from onejob.serve.model import Column, ServedModel
 from onejob.serve.policy import Fit, Limits
 from onejob.serve.rows import Arrays, Layout
 
-VERSION = "1"
+OVERDUE_NS, OVERDUE_TIMES = 700_000_000, 5.0
+"""A batch that takes so long, and so many times as long as it should, makes its model unready while it lasts."""
+PROBE_NS, PROBE_TIMES = 250_000_000, 20.0
+"""A model that nobody asks is asked by ourselves so often; a slow one, after so many times what it takes."""
 SUSPICIOUS_FAILURES = 3
 """So many engine failures in a row, and the engine must pass its warm-up again to stay ready."""
 
@@ -56,6 +59,8 @@ class Identity:
     execution: str | None
     process: str
     """`<pid>:<start>`; a reused pid is another process."""
+    version: str = "1"
+    """Of the model, as clients name it."""
 
     @property
     def roles(self) -> Roles:
@@ -112,8 +117,14 @@ class Service:
         self.labels = recorders.labels if recorders else None
         self._capture = recorders.capture if recorders else None
         self._roles = identity.roles
-        self.ready = True
-        self.unready_reason = ""
+        self.fault = ""
+        """Why this engine will not answer any more: its replica must be replaced."""
+        self.pause = ""
+        """Why it doesn't answer now: that may pass."""
+        self.last_ok = time.perf_counter_ns()
+        """When it last answered an inference, a client's or our own."""
+        self._probe: Item | None = None
+        self._probed = self._probe_failures = 0
         self.last_inference = 0
         """Milliseconds since the epoch."""
         self.metrics = metrics
@@ -132,6 +143,66 @@ class Service:
             on_quick=self._answer_quick,
             on_failure=self._suspect,
         )
+
+    @property
+    def ready(self) -> bool:
+        """Whether this model answers: it has answered a real inference lately, and nothing says that it doesn't."""
+        return not self.fault and not self.pause
+
+    @property
+    def unready_reason(self) -> str:
+        return self.fault or self.pause
+
+    def check(self, now: int) -> None:
+        """Look whether the engine is well; ask it something if nobody else does. Called several times a second."""
+        batcher = self.batcher
+        if self.fault:
+            return
+        if batcher.stuck_ns() > self.limits.timeout_ns:
+            self.fault = "the engine hangs"
+        elif batcher.overdue(OVERDUE_NS, OVERDUE_TIMES):
+            usual = batcher.fit.predict(self.limits.rows) / 1e9
+            self.pause = (
+                f"the engine has been busy with one batch for {batcher.stuck_ns() / 1e9:.1f} s, usual is {usual:.3g} s"
+            )
+        elif dead := self.model.dead():
+            self.pause = dead
+        elif self._probe is not None and now - self._probe.received > self._patience(OVERDUE_NS, OVERDUE_TIMES):
+            self.pause = f"it has answered no inference for {(now - self.last_ok) / 1e9:.1f} s"
+        elif not self._probe_failures:
+            self.pause = ""
+        idle = self._probe is None and not batcher.pending
+        if idle and now - max(self.last_ok, self._probed) > self._patience(PROBE_NS, PROBE_TIMES):
+            self._ask_itself()
+
+    def _patience(self, least: int, times: float) -> float:
+        return max(least, times * self.batcher.fit.predict(1))
+
+    def _ask_itself(self) -> None:
+        """A real inference, of the input that it was warmed up with; nobody counts it."""
+
+        def done(item: Item) -> None:
+            self._probe = None
+            if item.error is None:
+                self.last_ok, self._probe_failures = time.perf_counter_ns(), 0
+                return
+            self._probe_failures += 1
+            self.pause = f"the engine fails: {item.error}"
+            if self._probe_failures >= SUSPICIOUS_FAILURES:
+                self.fault = self.pause
+
+        try:
+            features, rows, signature = self.model.prepare(self.model.example(1))
+        except Exception as error:
+            self._probe_failures += 1
+            self.pause = f"the engine fails: {error}"
+            return
+        self._probed = now = time.perf_counter_ns()
+        self._probe = Item(features, rows, done, now, now + self.limits.timeout_ns, signature)
+        try:
+            self.batcher.submit(self._probe)
+        except OverloadedError:
+            self._probe = None
 
     def submit(
         self,
@@ -173,7 +244,7 @@ class Service:
             counters.count("infer_ns", item.finished - item.started)
             counters.count("output_ns", now - item.finished)
             self.last_inference = time.time_ns() // 1_000_000
-            self._failures = 0
+            self.last_ok, self._failures, self._probe_failures = now, 0, 0
             if self._capture is not None and item.outputs is not None:
                 record: Record = item.asked
                 record.requests, record.outputs = (request,), item.outputs
@@ -218,7 +289,7 @@ class Service:
         ):
             values[name] = values.get(name, 0) + more
         self.last_inference = time.time_ns() // 1_000_000
-        self._failures = 0
+        self.last_ok, self._failures, self._probe_failures = now, 0, 0
 
     def _log_batch(self, items: Sequence[Item], ids: Sequence[str], rows: Sequence[int]) -> None:
         now = time.perf_counter_ns()
@@ -257,6 +328,11 @@ class Service:
             **counters.to_json(),
         }
 
+    def close(self) -> None:
+        """Free the engine; nothing may be pending."""
+        self.batcher.close()
+        self.model.close()
+
     def record(self, recorders: Recorders) -> None:
         """Record elsewhere from now on."""
         self._capture, self.labels = recorders.capture, recorders.labels
@@ -277,6 +353,8 @@ class Service:
         self.log.add(line)
 
     def _count_batch(self, pieces: Sequence[Piece], rows: int, took: int) -> None:
+        if self._probe is not None and len(pieces) == 1 and pieces[0][0] is self._probe:
+            return
         self.counters.count("executions")
         self.counters.count(f"batch.{rows}")
         self.counters.count(f"batch_ns.{rows}", took)
@@ -292,7 +370,7 @@ class Service:
         try:
             self.model.warm_up(1)
         except Exception as broken:
-            self.ready, self.unready_reason = False, f"the engine fails: {broken}"
+            self.fault = f"the engine fails: {broken}"
 
 
 def reason_of(error: Exception | None) -> str:

@@ -10,6 +10,7 @@ from onejob.serve.batch import Item
 from onejob.serve.model import Column
 from onejob.serve.protocols.http import Exchange
 from onejob.serve.protocols.kserve import NORMAL
+from onejob.serve.registry import Found
 from onejob.serve.router import Router
 from onejob.serve.service import Service
 
@@ -36,31 +37,30 @@ Decode = Callable[[Service], Asked]
 class Asking:
     """Chooses an engine for each request, and sees that every request is answered, counted and logged once."""
 
-    def __init__(self, router: Router, fault: Fault) -> None:
-        self._router = router
+    def __init__(self, fault: Fault) -> None:
         self._fault = fault
 
-    def run(self, exchange: Exchange, decode: Decode) -> None:
+    def run(self, exchange: Exchange, found: Found, decode: Decode) -> None:
         """Decode, choose the engine, queue, and answer when it is done; every way out is counted and logged once."""
-        main = self._router.main
+        main, router = found.service, found.router
         try:
             asked = decode(main)
         except Exception as error:
             status = self._fault(exchange, error)
             main.answered(exchange.request_id, None, error, status, exchange.received)
             return
-        if self._router.new is None:
+        if router.new is None or found.pinned:
             self._ask(exchange, asked, main)
             return
         key = exchange.headers.get(b"x-request-key", b"").decode("latin-1")
-        new = self._router.choose(asked.columns, key, exchange.request_id)
+        new = router.choose(asked.columns, key, exchange.request_id)
         if new is None:
             self._ask(exchange, asked, main)
         elif new.shadow:
             self._ask(exchange, asked, main)
-            self._copy(exchange, asked, new, decode)
+            self._copy(exchange, asked, router, new, decode)
         else:
-            self._try(exchange, asked, new, decode)
+            self._try(exchange, asked, router, new, decode)
 
     def _ask(self, exchange: Exchange, asked: Asked, service: Service, *, instead_of: Service | None = None) -> None:
         """Have it answered, whatever comes of it."""
@@ -90,7 +90,7 @@ class Asking:
             return
         exchange.on_gone = lambda: service.cancelled(item, exchange.request_id)
 
-    def _try(self, exchange: Exchange, asked: Asked, new: Service, decode: Decode) -> None:
+    def _try(self, exchange: Exchange, asked: Asked, router: Router, new: Service, decode: Decode) -> None:
         """Have a new engine answer; the one that serves does, if that one can't."""
         exchange.engine = new.identity.digest
 
@@ -100,28 +100,28 @@ class Asking:
             if error is None:
                 new.answered(exchange.request_id, item, None, 200, exchange.received)
             else:
-                self._fall_back(exchange, asked, new, error)
+                self._fall_back(exchange, asked, router, new, error)
 
         try:
-            theirs = asked if self._router.same else decode(new)
+            theirs = asked if router.same else decode(new)
             budget = (theirs.timeout_ns or new.limits.timeout_ns) // TRIAL_PART
             item = new.submit(
                 theirs.columns, settled, received=exchange.received, timeout_ns=budget, size=len(exchange.body)
             )
         except Exception as error:
-            self._fall_back(exchange, asked, new, error)
+            self._fall_back(exchange, asked, router, new, error)
             return
         exchange.on_gone = lambda: new.cancelled(item, exchange.request_id)
 
-    def _fall_back(self, exchange: Exchange, asked: Asked, new: Service, error: Exception) -> None:
-        main = self._router.main
+    def _fall_back(self, exchange: Exchange, asked: Asked, router: Router, new: Service, error: Exception) -> None:
+        main = router.main
         if main is not new:
             self._ask(exchange, asked, main, instead_of=new)
             return
         status = self._fault(exchange, error)  # it serves alone by now: there is nobody else to ask
         new.answered(exchange.request_id, None, error, status, exchange.received)
 
-    def _copy(self, exchange: Exchange, asked: Asked, new: Service, decode: Decode) -> None:
+    def _copy(self, exchange: Exchange, asked: Asked, router: Router, new: Service, decode: Decode) -> None:
         """Ask a new engine the same; its answer is counted and recorded as its own, and sent to nobody."""
         request, begun = exchange.request_id, time.perf_counter_ns()
 
@@ -129,7 +129,7 @@ class Asking:
             new.answered(request, item, item.error, 0, begun)
 
         try:
-            theirs = asked if self._router.same else decode(new)
+            theirs = asked if router.same else decode(new)
             new.submit(theirs.columns, settled, received=begun, size=len(exchange.body))
         except Exception as error:
             new.answered(request, None, error, 0, begun)

@@ -1,7 +1,7 @@
 """What a replica answers over HTTP: the KServe v2 protocol with Triton's extensions, v1's plain records, and /metrics.
 
-Routes are a table from path and method to a function; one endpoint serves one model. Every answer carries the
-request's id and the engine's digest, so that `onejob trace` can walk from an answer to its sources.
+Routes are a table from what a path names (`paths`) and the method to a function. Every answer carries the request's id
+and the engine's digest, so that `onejob trace` can walk from an answer to its sources.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 import numpy as np
 
 from onejob.core.artifact import Json, canonical
-from onejob.core.counters import Snapshots
+from onejob.core.counters import Counters, Snapshots
 from onejob.errors import (
     BadRequestError,
     NotFoundError,
@@ -33,42 +33,57 @@ from onejob.serve.protocols import kserve
 from onejob.serve.protocols.asking import Asked, Asking
 from onejob.serve.protocols.http import MAX_BODY, Exchange, TooLargeError, answer, inflate
 from onejob.serve.protocols.lane import Lane, layout_of
+from onejob.serve.protocols.paths import Path, parse_path
+from onejob.serve.registry import Found, Registry
 from onejob.serve.router import Router
 from onejob.serve.rows import Arrays
-from onejob.serve.service import VERSION, Service, status_of
+from onejob.serve.service import Ids, Service, status_of
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Route = Callable[[Exchange], None]
+Route = Callable[[Exchange, Path], None]
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 OCTETS = b"application/octet-stream"
 MAX_ID = 128
 MAX_LANES = 1024
+MAX_PATHS = 4096
 _LENGTH = b"Inference-Header-Content-Length: %d\r\n"
 _OWN = frozenset((b"x-request-id", b"x-request-key", b"content-encoding", b"expect"))
 """Headers of requests that take the long way."""
 RETRY_AFTER = b"Retry-After: 1\r\n"
 
 
-class Api:
-    """The routes of one endpoint; a `Handler` for connections."""
+class Repository(Protocol):
+    """Whom to ask for other models."""
 
-    def __init__(self, router: Router, *, max_body: int = MAX_BODY) -> None:
-        self._router = router
-        self._asking = Asking(router, self._fault)
+    def change(self, verb: str, name: str, parameters: Mapping[str, Json]) -> Awaitable[None]:
+        """Load or unload a model in every replica; raises why it can't be."""
+        ...
+
+
+class Api:
+    """What an endpoint answers; a `Handler` for connections. `load` and `unload` are None where the job says what is
+    served."""
+
+    def __init__(self, registry: Registry, *, max_body: int = MAX_BODY, repository: Repository | None = None) -> None:
+        self._registry = registry
+        self._repository = repository
+        self._asking = Asking(self._fault)
         self._max_body = max_body
         self._lanes: dict[bytes, Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ids = Ids()
+        self._paths: dict[bytes, Path | None] = {}
         self._routes = self._make_routes()
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or when its inference is done; never raises."""
         self._name(exchange)
-        path = exchange.url.partition(b"?")[0]
-        methods = self._routes.get(path) or self._routes.get(unquote_to_bytes(path))
-        if methods is None:
-            self._unknown(exchange, unquote_to_bytes(path).decode("utf-8", "replace"))
+        path = self._path(exchange.url)
+        methods = self._routes.get(path.route) if path else None
+        if path is None or methods is None:
+            exchange.fail(404, f"Not Found: {quote(unquote_to_bytes(exchange.url.partition(b'?')[0]))}")
             return
         route = methods.get(b"GET" if exchange.method == b"HEAD" else exchange.method)
         if route is None:
@@ -76,88 +91,122 @@ class Api:
             exchange.fail(405, "Method Not Allowed", f"Allow: {allowed}\r\n".encode())
             return
         try:
-            route(exchange)
+            route(exchange, path)
         except Exception as error:
             self._fault(exchange, error)
 
     def head_of(self, exchange: Exchange) -> bytes:
         if not exchange.request_id:
             self._name(exchange)
-        engine = exchange.engine or self._service.identity.digest
-        return _names(exchange.request_id, engine)
+        return _names(exchange.request_id, exchange.engine or self._registry.digest)
 
-    @property
-    def _service(self) -> Service:
-        """What speaks for the endpoint: the engine that serves."""
-        return self._router.main
+    def _path(self, url: bytes) -> Path | None:
+        if url not in self._paths:
+            if len(self._paths) >= MAX_PATHS:
+                self._paths.clear()
+            self._paths[url] = parse_path(url)
+        return self._paths[url]
 
     # ---- routes
 
-    def _make_routes(self) -> dict[bytes, dict[bytes, Route]]:
-        routes: dict[bytes, dict[bytes, Route]] = {
-            b"/v2": {b"GET": self._give(lambda: describe.server_metadata())},
-            b"/v2/health/live": {b"GET": lambda exchange: exchange.reply(200, b"{}")},
-            b"/v2/health/ready": {b"GET": self._health_ready},
-            b"/v2/models/stats": {b"GET": self._statistics},
-            b"/v2/repository/index": {b"POST": self._give(lambda: describe.repository_index(self._service))},
-            b"/metrics": {b"GET": self._metrics},
+    def _make_routes(self) -> dict[str, dict[bytes, Route]]:
+        return {
+            "v2": {b"GET": self._give(lambda path: describe.server_metadata())},
+            "v2/health/live": {b"GET": lambda exchange, path: exchange.reply(200, b"{}")},
+            "v2/health/started": {b"GET": lambda exchange, path: exchange.reply(200, b"{}")},
+            "v2/health/ready": {b"GET": self._health_ready},
+            "v2/models/stats": {b"GET": self._statistics},
+            "v2/repository/index": {b"POST": self._index},
+            "metrics": {b"GET": self._metrics},
+            "model/": {b"GET": self._give(self._metadata)},
+            "model/ready": {b"GET": self._model_ready},
+            "model/config": {b"GET": self._give(lambda path: describe.model_config(self._find(path).service))},
+            "model/stats": {b"GET": self._statistics},
+            "model/infer": {b"POST": self._infer},
+            "repository/load": {b"POST": partial(self._change, "load")},
+            "repository/unload": {b"POST": partial(self._change, "unload")},
+            "v1": {b"GET": self._v1_ready},
+            "v1/predict": {b"POST": self._predict},
+            "v1/labels": {b"POST": self._labels},
         }
-        name = self._service.identity.name
-        for base in (f"/v2/models/{name}", f"/v2/models/{name}/versions/{VERSION}"):
-            routes |= {
-                f"{base}".encode(): {b"GET": self._give(lambda: describe.model_metadata(self._service))},
-                f"{base}/ready".encode(): {b"GET": self._health_ready},
-                f"{base}/config".encode(): {b"GET": self._give(lambda: describe.model_config(self._service))},
-                f"{base}/stats".encode(): {b"GET": self._statistics},
-                f"{base}/infer".encode(): {b"POST": self._infer},
-            }
-        for verb in ("load", "unload"):
-            routes[f"/v2/repository/models/{name}/{verb}".encode()] = {b"POST": self._no_load}
-        routes[f"/v1/models/{name}/labels".encode()] = {b"POST": self._labels}
-        routes[f"/v1/models/{name}:predict".encode()] = {b"POST": self._predict}
-        routes[f"/v1/models/{name}".encode()] = {b"GET": self._v1_ready}
-        return routes | {path + b"/": methods for path, methods in routes.items() if path == b"/v2"}
 
-    def _give(self, make: Callable[[], Json]) -> Route:
-        return lambda exchange: exchange.reply(200, canonical(make()))
+    def _find(self, path: Path) -> Found:
+        return self._registry.find(path.model, path.version)
 
-    def _health_ready(self, exchange: Exchange) -> None:
-        service = self._service
+    def _give(self, make: Callable[[Path], Json]) -> Route:
+        return lambda exchange, path: exchange.reply(200, canonical(make(path)))
+
+    def _metadata(self, path: Path) -> Json:
+        found = self._find(path)
+        versions = [service.identity.version for service in self._registry.services(path.model)]
+        return describe.model_metadata(found.service, versions)
+
+    def _health_ready(self, exchange: Exchange, path: Path) -> None:
+        if why := self._registry.unready:
+            exchange.fail(503, f"not ready: {why}")
+        else:
+            exchange.reply(200, b"{}")
+
+    def _model_ready(self, exchange: Exchange, path: Path) -> None:
+        if path.model in self._registry.unavailable and path.version is None:
+            exchange.fail(503, f"model '{path.model}' is not ready: {self._registry.unavailable[path.model]}")
+            return
+        service = self._find(path).service
         if service.ready:
             exchange.reply(200, b"{}")
         else:
             exchange.fail(503, f"model '{service.identity.name}' is not ready: {service.unready_reason}")
 
-    def _v1_ready(self, exchange: Exchange) -> None:
-        exchange.reply(200, canonical({"name": self._service.identity.name, "ready": self._service.ready}))
+    def _v1_ready(self, exchange: Exchange, path: Path) -> None:
+        service = self._find(path).service
+        exchange.reply(200, canonical({"name": service.identity.name, "ready": service.ready}))
 
-    def _no_load(self, exchange: Exchange) -> None:
-        exchange.fail(400, "explicit model load / unload is not allowed: the job file says what this endpoint serves")
+    def _index(self, exchange: Exchange, path: Path) -> None:
+        asked = kserve.parse_json(self._body(exchange) or b"{}")
+        registry = self._registry
+        ready = asked.get("ready") is True
+        told = describe.repository_index(registry.services(), registry.unavailable, ready)
+        exchange.reply(200, canonical(told))
 
-    def _statistics(self, exchange: Exchange) -> None:
+    def _change(self, verb: str, exchange: Exchange, path: Path) -> None:
+        """Have a model loaded or unloaded in every replica; answered when it is."""
+        if self._repository is None:
+            message = "explicit model load / unload is not allowed: the job file says what this endpoint serves"
+            exchange.fail(503, message)
+            return
+        parameters = kserve.parse_json(self._body(exchange) or b"{}").get("parameters") or {}
+        change = self._repository.change(verb, path.model, parameters)
+        self._soon(exchange, change, lambda done: exchange.reply(200, b""))
+
+    def _statistics(self, exchange: Exchange, path: Path) -> None:
+        services = [self._find(path).service] if path.version else self._registry.services(path.model or None)
+        if path.model and not services:
+            self._find(path)  # says that there is none
+
         def answer(found: Snapshots) -> None:
-            exchange.reply(200, canonical(describe.statistics(self._service, found.total())))
+            counted = found.by("models")
+            told = [
+                describe.statistics(
+                    service, counted.get(f"{service.identity.name}/{service.identity.version}", Counters())
+                )
+                for service in services
+            ]
+            exchange.reply(200, canonical({"model_stats": told}))
 
-        self._aside(exchange, self._router.all_snapshots, answer)
+        self._aside(exchange, self._registry.all_snapshots, answer)
 
-    def _metrics(self, exchange: Exchange) -> None:
+    def _metrics(self, exchange: Exchange, path: Path) -> None:
+        identities = [service.identity for service in self._registry.services()]
+        serving = {f"{one.name}/{one.version}": one.digest for one in identities}
+
         def answer(found: Snapshots) -> None:
-            identity = self._service.identity
-            text = metrics.render(
-                identity.name,
-                identity.digest,
-                found.total(),
-                engines=found.by_engine(),
-                pending=sum(int(snapshot.get("pending", 0)) for snapshot in found.live.values()),
-                replicas=len(found.live),
-            )
-            exchange.reply(200, text.encode(), PROMETHEUS)
+            exchange.reply(200, metrics.render(metrics.Reading.of(found, serving)).encode(), PROMETHEUS)
 
-        self._aside(exchange, self._router.all_snapshots, answer)
+        self._aside(exchange, self._registry.all_snapshots, answer)
 
-    def _labels(self, exchange: Exchange) -> None:
+    def _labels(self, exchange: Exchange, path: Path) -> None:
         """Take labels; on a thread of its own, since it waits for the disk."""
-        log = self._service.labels
+        log = self._find(path).router.main.labels
         if log is None:
             raise NotFoundError("this endpoint takes no labels", cure="Add a [monitor] table to its job.")
         kind = exchange.headers.get(b"content-type", b"").decode("latin-1")
@@ -176,10 +225,14 @@ class Api:
 
     def _aside(self, exchange: Exchange, work: Callable[[], T], answer: Callable[[T], None]) -> None:
         """Do what waits for a disk on another thread, and answer then."""
+        self._soon(exchange, asyncio.to_thread(work), answer)
+
+    def _soon(self, exchange: Exchange, work: Awaitable[T], answer: Callable[[T], None]) -> None:
+        """Answer when something is done."""
 
         async def run() -> None:
             try:
-                answer(await asyncio.to_thread(work))
+                answer(await work)
             except OSError as error:
                 self._fault(exchange, _disk(error))
             except Exception as error:
@@ -191,7 +244,9 @@ class Api:
 
     # ---- inference
 
-    def _infer(self, exchange: Exchange) -> None:
+    def _infer(self, exchange: Exchange, path: Path) -> None:
+        found = self._find(path)
+
         def decode(service: Service) -> Asked:
             body, length = self._body(exchange), _header_length(exchange)
             model, name = service.model, service.identity.name
@@ -199,35 +254,37 @@ class Api:
             request = kserve.decode_infer(body, length, name, model.inputs, model.outputs, raw=model.raw, extras=extras)
             if request.id and b"x-request-id" not in exchange.headers and _proper_id(request.id):
                 exchange.request_id = request.id
-            if length is not None and exchange.head and service is self._router.main:
-                self._learn(exchange, request, body, length)
+            if length is not None and exchange.head and service is found.router.main:
+                self._learn(exchange, request, found.router, body[:length], len(body))
             encode = partial(self._answer_infer, request=request)
             return Asked(request.arrays, request.timeout_us * 1000, encode, request.priority)
 
-        self._asking.run(exchange, decode)
+        self._asking.run(exchange, found, decode)
 
-    def _learn(self, exchange: Exchange, request: kserve.InferRequest, body: bytes, length: int) -> None:
+    def _learn(
+        self, exchange: Exchange, request: kserve.InferRequest, router: Router, head: bytes, length: int
+    ) -> None:
         """Requests that begin like this one may take the short way (protocols/lane.py)."""
-        if exchange.headers.keys() & _OWN or self._router.new is not None:
+        if exchange.headers.keys() & _OWN or router.new is not None:
             return
-        prefix = exchange.head + body[:length]
+        prefix = exchange.head + head
         lane = self._lanes.get(prefix)
-        if lane is None or not lane.leads_to(self._router.main):
-            layout = layout_of(request, body, length, self._router.main)
+        if lane is None or not lane.leads_to(router.main):
+            layout = layout_of(request, length - len(head), router.main)
             if layout is None:
                 return
             if len(self._lanes) >= MAX_LANES:
                 self._lanes.clear()
-            lane = self._lanes[prefix] = Lane(prefix, request, layout, self._router, _wire_infer, self._fault)
+            lane = self._lanes[prefix] = Lane(prefix, request, layout, router, _wire_infer, self._fault)
         exchange.connection.lane = lane
 
-    def _predict(self, exchange: Exchange) -> None:
+    def _predict(self, exchange: Exchange, path: Path) -> None:
         def decode(service: Service) -> Asked:
             model, extras = service.model, service.identity.roles.extras
             columns = kserve.decode_predict(self._body(exchange), model.inputs, raw=model.raw, extras=extras)
             return Asked(columns, 0, self._answer_predict)
 
-        self._asking.run(exchange, decode)
+        self._asking.run(exchange, self._find(path), decode)
 
     def _answer_infer(self, exchange: Exchange, item: Item, service: Service, *, request: kserve.InferRequest) -> None:
         body, length = _encode_infer(_outputs(item), request, service, exchange.request_id)
@@ -265,21 +322,9 @@ class Api:
         exchange.fail(status, message, RETRY_AFTER if isinstance(error, OverloadedError) else b"")
         return status
 
-    def _unknown(self, exchange: Exchange, path: str) -> None:
-        parts = path.strip("/").split("/")
-        known = self._service.identity.name
-        if parts[:2] == ["v2", "models"] and len(parts) > 2 and parts[2] != known:
-            exchange.fail(404, f"Request for unknown model: '{parts[2]}' is not found")
-        elif parts[:2] == ["v1", "models"] and len(parts) == 3 and parts[2].partition(":")[0] != known:
-            exchange.fail(404, f"Request for unknown model: '{parts[2].partition(':')[0]}' is not found")
-        elif parts[:4] == ["v2", "models", known, "versions"] and len(parts) > 4 and parts[4] != VERSION:
-            exchange.fail(404, f"Request for unknown model: '{known}' version {parts[4]} is not found")
-        else:
-            exchange.fail(404, f"Not Found: {quote(path)}")
-
     def _name(self, exchange: Exchange) -> None:
         given = exchange.headers.get(b"x-request-id", b"").decode("latin-1")
-        exchange.request_id = given if _proper_id(given) else self._service.ids.make()
+        exchange.request_id = given if _proper_id(given) else self._ids.make()
 
 
 def _encode_infer(
@@ -287,7 +332,7 @@ def _encode_infer(
 ) -> tuple[bytes, int | None]:
     identity = service.identity
     head: dict[str, Json] = {"id": request.id} if request.id else {}
-    head |= {"model_name": identity.name, "model_version": VERSION}
+    head |= {"model_name": identity.name, "model_version": identity.version}
     head["parameters"] = {"engine": identity.digest, "request_id": request_id}
     return kserve.encode_infer(outputs, service.model.outputs, request.outputs, head)
 

@@ -60,8 +60,8 @@ class Lane:
 
     def ask(self, exchange: Exchange, data: bytes) -> bool:
         """Queue a request; False if another engine has come to answer since."""
-        service = self._service
-        if self._router.main is not service or self._router.new is not None:
+        service, router = self._service, self._router
+        if router.main is not service or router.new is not None or router.gone:
             return False
         received = exchange.received
         item = Item(
@@ -142,13 +142,13 @@ def _settled(item: Item) -> None:
     item.quick.lane.settle(item)
 
 
-def layout_of(request: InferRequest, body: bytes, header_length: int, service: Service) -> Layout | None:
-    """How a request lies in bytes, if it may take the short way."""
+def layout_of(request: InferRequest, size: int, service: Service) -> Layout | None:
+    """How a request with so many bytes of tensors lies in them, if it may take the short way."""
     model, arrays = service.model, request.arrays
     if model.raw or not model.batchable or request.id or arrays.keys() != model.inputs.keys():
         return None
     fixed = all(array.dtype.kind != "O" for array in arrays.values())
-    if not fixed or sum(array.nbytes for array in arrays.values()) != len(body) - header_length:
+    if not fixed or sum(array.nbytes for array in arrays.values()) != size:
         return None
     if not all(binary and model.outputs[name].datatype != "BYTES" for name, binary in request.outputs):
         return None

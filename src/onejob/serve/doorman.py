@@ -1,0 +1,130 @@
+"""Answers at an endpoint's door while none of its replicas can: what asks how it is hears the truth within a second.
+
+The host accepts then. Probes (`/v2/health/…`, `…/ready`) are answered at once: alive, and not ready. Everybody else
+waits, and is handed to a replica, socket and all, as soon as one is well again; who has waited `PATIENCE` seconds hears
+503. Nothing that a client has sent is read before: it is only looked at (MSG_PEEK).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from onejob.core.artifact import canonical
+
+PATIENCE = 5.0
+MOST = 1024
+"""Connections that may wait here; more of them wait in the kernel's queue."""
+LOOK = 4096
+_PROBES = (b"/v2/health/ready", b"/v2/health/started")
+
+
+@dataclass(eq=False)
+class Visitor:
+    """A connection that nobody has answered yet."""
+
+    sock: socket.socket
+    since: float
+    asked: bool = False
+    """It has sent something that is no probe."""
+
+
+class Doorman:
+    """Connections that were accepted while no replica was well."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._visitors: list[Visitor] = []
+        self._listener: socket.socket | None = None
+
+    @property
+    def open(self) -> bool:
+        return self._listener is not None
+
+    def stand(self, listener: socket.socket) -> None:
+        """Accept from now on."""
+        if self._listener is listener:
+            return
+        self.leave()
+        self._listener = listener
+        self._selector.register(listener, selectors.EVENT_READ, self)
+
+    def leave(self) -> None:
+        """Accept no more; those who wait go on waiting."""
+        if self._listener is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(self._listener)
+            self._listener = None
+
+    def accept(self) -> None:
+        """Let in who knocks."""
+        while self._listener is not None and len(self._visitors) < MOST:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            sock.setblocking(False)
+            visitor = Visitor(sock, time.monotonic())
+            self._visitors.append(visitor)
+            self._selector.register(sock, selectors.EVENT_READ, visitor)
+
+    def look(self, visitor: Visitor, why: str) -> None:
+        """See what a visitor asks, and answer a probe."""
+        try:
+            data = visitor.sock.recv(LOOK, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(visitor)
+            return
+        end = data.find(b"\r\n\r\n")
+        target = data.split(b" ", 2)[1] if data.count(b" ", 0, 256) >= 2 else b""
+        path = target.partition(b"?")[0].rstrip(b"/")
+        is_probe = data.startswith((b"GET ", b"HEAD ")) and (path in _PROBES or path.endswith(b"/ready"))
+        if end >= 0 and data.startswith(b"GET ") and path == b"/v2/health/live":
+            self._answer(visitor, 200, {})
+        elif end >= 0 and is_probe:
+            self._answer(visitor, 503, {"error": f"not ready: {why}"})
+        elif end >= 0 or len(data) == LOOK:
+            visitor.asked = True
+            self._selector.unregister(visitor.sock)  # it waits: nothing that it sends changes anything
+
+    def tend(self, why: str, now: float) -> None:
+        """Tell those who have waited long enough."""
+        for visitor in [one for one in self._visitors if now - one.since > PATIENCE]:
+            self._answer(visitor, 503, {"error": f"not ready: {why}"})
+
+    def hand_over(self, give: Callable[[socket.socket], bool]) -> None:
+        """Give everybody who waits to a replica; who can't be given waits on."""
+        for visitor in list(self._visitors):
+            if not give(visitor.sock):
+                return
+            self._drop(visitor)
+
+    def close(self) -> None:
+        self.leave()
+        for visitor in list(self._visitors):
+            self._answer(visitor, 503, {"error": "the endpoint is being stopped"})
+
+    def _answer(self, visitor: Visitor, status: int, body: dict[str, str]) -> None:
+        text = canonical(body)
+        line = b"HTTP/1.1 200 OK" if status == 200 else b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1"
+        head = b"%b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+        with contextlib.suppress(OSError):
+            visitor.sock.send(head % (line, len(text)) + text)
+            visitor.sock.shutdown(socket.SHUT_WR)
+            while visitor.sock.recv(1 << 16):  # what lies unread would reset the connection under the answer
+                pass
+        self._drop(visitor)
+
+    def _drop(self, visitor: Visitor) -> None:
+        self._visitors.remove(visitor)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(visitor.sock)
+        visitor.sock.close()

@@ -1,0 +1,230 @@
+"""A model repository in Triton's layout, and what of it is served: pure but for reading and copying files.
+
+    NAME/config.pbtxt         optional: max_batch_size, version_policy, dynamic_batching are read
+    NAME/1/model.onnx         a version: model.onnx, or model.xml with model.bin, or model.py
+    NAME/1/labels.txt         other files go along
+
+A file right below the repository (`NAME.onnx`) is a model of one version. What is served is a copy, named by its
+digest: a file that is changed under the server changes nothing until it is loaded again.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from onejob.core.artifact import Artifact, FileEntry, Json, digest_file, walk_files
+from onejob.errors import BadRequestError, DataError, NotFoundError
+from onejob.serve import pbtxt
+
+CONFIG = "config.pbtxt"
+UNLOADED = "unloaded"
+MODELS = "models"
+"""Below an endpoint's folder: copies of what was loaded, by digest."""
+ENGINES: tuple[tuple[str, str], ...] = (
+    ("model.onnx", "onnxruntime"),
+    ("model.xml", "openvino"),
+    ("model.py", "function"),
+)
+"""The file that a version holds -> the engine that runs it."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a model, as it lies in a repository."""
+
+    name: str
+    version: str
+    folder: Path
+    file: str
+    """Relative to the folder: the model."""
+    only: bool
+    """Whether nothing else in the folder belongs to it."""
+    options: Mapping[str, Json]
+
+    @property
+    def engine(self) -> str:
+        return engine_of(self.file)
+
+    def artifact(self) -> tuple[Artifact, dict[str, Path]]:
+        """What it is as an artifact, and where its files lie."""
+        found = {name: path for name, path in walk_files(self.folder) if not self.only or name == self.file}
+        names = {name: _served(name) if self.only else name for name in found}
+        entries = [FileEntry(names[name], digest_file(path), path.stat().st_size) for name, path in found.items()]
+        meta: dict[str, Json] = {"format": 1, "engine": self.engine}
+        files = {names[name]: path for name, path in found.items()}
+        return Artifact("engine", tuple(sorted(entries, key=lambda entry: entry.path)), meta), files
+
+
+def engine_of(file: str) -> str:
+    """The engine that runs a file; DataError if none does."""
+    suffix = Path(file).suffix
+    for name, engine in ENGINES:
+        if Path(name).suffix == suffix:
+            return engine
+    known = ", ".join(f"*{Path(name).suffix}" for name, _ in ENGINES)
+    raise DataError("no engine runs such a file", place=file, cure=f"Models are {known}.")
+
+
+def scan(folder: Path) -> list[Version]:
+    """Every model of a repository, with the versions that are to be served; DataError where it is none."""
+    if not folder.is_dir():
+        raise NotFoundError("there is no such folder", place=str(folder))
+    found: list[Version] = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            found += versions_of(path)
+        elif path.suffix in {Path(name).suffix for name, _ in ENGINES}:
+            found.append(one_file(path))
+    if not found:
+        raise DataError(
+            "there is no model in it", place=str(folder), cure="A model is NAME/1/model.onnx, or NAME.onnx."
+        )
+    return found
+
+
+def one_file(path: Path, name: str = "") -> Version:
+    """A file that is a model of its own."""
+    return Version(name or path.stem, "1", path.parent, path.name, engine_of(path.name) != "openvino", {})
+
+
+def versions_of(folder: Path, config: Mapping[str, Json] | None = None) -> list[Version]:
+    """The versions of a model's folder that its version policy serves (the newest, if it has none)."""
+    told = config if config is not None else _config(folder)
+    numbers = sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdigit())
+    found = []
+    for number in _chosen(numbers, told.get("version_policy") or {}, folder):
+        inside = folder / str(number)
+        file = next((name for name, _ in ENGINES if (inside / name).is_file()), None)
+        if file is None:
+            names = ", ".join(name for name, _ in ENGINES)
+            raise DataError("there is no model file in it", place=str(inside), cure=f"One of {names} is wanted.")
+        found.append(Version(folder.name, str(number), inside, file, False, options_of(told)))
+    if not found:
+        raise DataError("it has no version", place=str(folder), cure="Put the model into a folder 1 below it.")
+    return found
+
+
+def options_of(config: Mapping[str, Json]) -> dict[str, Json]:
+    """What of a model's configuration counts here: batch.max and batch.wait_ms."""
+    batch: dict[str, Json] = {}
+    if "max_batch_size" in config:
+        batch["max"] = max(1, int(config["max_batch_size"]))
+    delay = (config.get("dynamic_batching") or {}).get("max_queue_delay_microseconds")
+    if delay is not None:
+        batch["wait_ms"] = int(delay) / 1000
+    return {"batch": batch} if batch else {}
+
+
+def prepare(source: str | None, folder: Path, name: str, parameters: Mapping[str, Json]) -> list[dict[str, Json]]:
+    """The versions of a model to be opened, copied so that they stay as they are; `parameters` are Triton's: `config`
+    (JSON) and `file:VERSION/NAME` (base64) stand for what lies in the repository."""
+    config = _given_config(parameters)
+    files = {key.removeprefix("file:"): value for key, value in parameters.items() if key.startswith("file:")}
+    upload = folder / "uploads" / f"{os.getpid()}-{binascii.hexlify(os.urandom(6)).decode()}"
+    try:
+        place = _written(upload / name, files) if files else _known(source, name)
+        versions = [one_file(place, name)] if place.is_file() else versions_of(place, config)
+        return [told(version, folder) for version in versions]
+    except (DataError, NotFoundError) as error:
+        raise BadRequestError(f"failed to load '{name}': {error}") from None
+    finally:
+        shutil.rmtree(upload, ignore_errors=True)
+
+
+def told(version: Version, folder: Path) -> dict[str, Json]:
+    """One version as replicas are told of it, with a copy of its files."""
+    artifact, files = version.artifact()
+    target = folder / MODELS / artifact.digest
+    if not target.is_dir():
+        aside = target.with_name(f".{artifact.digest}.{os.getpid()}")
+        shutil.rmtree(aside, ignore_errors=True)
+        for name, path in files.items():
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, aside / name)
+        _check_copy(artifact, aside)
+        try:
+            aside.rename(target)
+        except OSError:  # another replica was quicker
+            shutil.rmtree(aside, ignore_errors=True)
+    engine = {"digest": artifact.digest, "meta": dict(artifact.meta), "dir": str(target)}
+    return {"name": version.name, "version": version.version, "engine": engine, "options": dict(version.options)}
+
+
+def _check_copy(artifact: Artifact, folder: Path) -> None:
+    """A file that was written to while it was copied is neither the old nor the new one."""
+    for entry in artifact.files:
+        if digest_file(folder / entry.path) != entry.digest:
+            raise DataError("it changed while it was read", place=entry.path, cure="Load it again.")
+
+
+def _chosen(numbers: Sequence[int], policy: Mapping[str, Json], folder: Path) -> list[int]:
+    if "all" in policy:
+        return list(numbers)
+    if specific := (policy.get("specific") or {}).get("versions"):
+        wanted = [int(number) for number in (specific if isinstance(specific, list) else [specific])]
+        if missing := [number for number in wanted if number not in numbers]:
+            raise DataError(f"version {missing[0]} isn't there, which its version_policy names", place=str(folder))
+        return sorted(wanted)
+    latest = int((policy.get("latest") or {}).get("num_versions", 1))
+    return list(numbers)[-latest:]
+
+
+def _config(folder: Path) -> Mapping[str, Json]:
+    path = folder / CONFIG
+    try:
+        return pbtxt.parse(path.read_text()) if path.is_file() else {}
+    except ValueError as error:
+        raise DataError(str(error), place=str(path)) from None
+
+
+def _given_config(parameters: Mapping[str, Json]) -> Mapping[str, Json] | None:
+    text = parameters.get("config")
+    if text is None:
+        return None
+    try:
+        config = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise BadRequestError("load parameter 'config' must be the configuration as JSON text")
+    return config
+
+
+def _known(source: str | None, name: str) -> Path:
+    folder = Path(source) if source else None
+    if folder is None or "/" in name or name.startswith("."):
+        raise NotFoundError("no model of this name is in the repository")
+    for path in (folder / name, *(folder / f"{name}{Path(file).suffix}" for file, _ in ENGINES)):
+        if path.exists():
+            return path
+    raise NotFoundError("no model of this name is in the repository")
+
+
+def _written(folder: Path, files: Mapping[str, Json]) -> Path:
+    """Files that came with the request."""
+    for name, content in files.items():
+        path = Path(name)
+        if path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
+            raise BadRequestError(f"load parameter 'file:{name}': VERSION/FILE is wanted")
+        try:
+            data = base64.b64decode(content, validate=True)
+        except (ValueError, TypeError, binascii.Error):
+            raise BadRequestError(f"load parameter 'file:{name}' must be base64") from None
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    return folder
+
+
+def _served(name: str) -> str:
+    """The name that an engine looks for."""
+    suffix = Path(name).suffix
+    return next((file for file, _ in ENGINES if Path(file).suffix == suffix), name)

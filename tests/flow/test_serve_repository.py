@@ -1,0 +1,220 @@
+"""An endpoint of a model repository, changed while it runs by NVIDIA's own client: versions, load, unload, bad ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from served_models import Endpoint, endpoint, save_affine, wait_for
+from tritonclient.utils import InferenceServerException
+
+from onejob.serve.repository import scan, told
+from onejob.testing.faults import armed
+
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+class Repository:
+    """A repository's folder, and the endpoint that serves it."""
+
+    def __init__(self, root: Path, made: Endpoint) -> None:
+        self.folder = root / "repository"
+        self.endpoint = made
+
+    def model(self, name: str, scale: float, version: int = 1, config: str = "") -> None:
+        save_affine(self.folder / name / str(version), scale=scale)
+        if config:
+            (self.folder / name / "config.pbtxt").write_text(config)
+
+    def serve(self, generation: int = 1, **options: Any) -> None:
+        models = [told(version, self.endpoint.folder) for version in scan(self.folder)]
+        self.endpoint.want(self.folder, generation=generation, digest="repo" + str(generation), name="many", **options)
+        path = self.endpoint.folder / "desired.json"
+        desired = json.loads(path.read_text())
+        path.with_name(".desired").write_text(json.dumps({**desired, "models": models, "repository": str(self.folder)}))
+        path.with_name(".desired").replace(path)
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[Any]:
+        made = triton.InferenceServerClient(f"127.0.0.1:{self.endpoint.port}", network_timeout=60)
+        yield made
+        made.close()
+
+    def ask(self, name: str, version: str = "") -> float:
+        """What a model makes of 1."""
+        with self.client() as client:
+            return ask(client, name, version)
+
+
+def ask(client: Any, name: str, version: str = "") -> float:
+    given = triton.InferInput("x", [1, 4], "FP32")
+    given.set_data_from_numpy(np.ones((1, 4), np.float32))
+    return float(client.infer(name, [given], model_version=version).as_numpy("y")[0, 0])
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Iterator[Repository]:
+    with endpoint(tmp_path / "endpoint") as made:
+        yield Repository(tmp_path, made)
+
+
+def test_models_and_versions_are_asked_by_name(repository: Repository) -> None:
+    repository.model("one", 2)
+    repository.model("two", 3)
+    repository.model("two", 4, version=2)
+    repository.model("two", 5, version=10, config="version_policy: { all { } }")
+    repository.serve()
+    repository.endpoint.start().ready()
+    assert repository.ask("one") == 3
+    assert repository.ask("two") == 6, "the newest answers, by number: 10 is more than 2"
+    assert [repository.ask("two", version) for version in ("1", "2", "10")] == [4, 5, 6]
+    with repository.client() as client:
+        assert client.get_model_metadata("two")["versions"] == ["1", "2", "10"]
+        assert client.is_model_ready("two", "2")
+        assert not client.is_model_ready("two", "3")
+        index = {(m["name"], m["version"]): m["state"] for m in client.get_model_repository_index()}
+        assert index == dict.fromkeys((("one", "1"), ("two", "1"), ("two", "2"), ("two", "10")), "READY")
+        with pytest.raises(InferenceServerException, match="unknown model: 'nope' is not found"):
+            ask(client, "nope")
+        with pytest.raises(InferenceServerException, match="'two' version 3 is not found"):
+            ask(client, "two", "3")
+        stats = client.get_inference_statistics("two")["model_stats"]
+        assert [(one["version"], one["inference_count"]) for one in stats] == [("1", 1), ("2", 1), ("10", 2)]
+        assert stats[0]["batching"]["size"] == 8
+        text = client._get("metrics", {}, {}).read().decode()
+    assert 'nv_inference_request_success{model="two",version="10"} 2' in text
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_load_and_unload_change_every_replica_and_no_request_fails(repository: Repository, replicas: int) -> None:
+    repository.model("one", 2)
+    repository.serve(replicas=replicas)
+    repository.endpoint.start().ready()
+    wrong: list[Any] = []
+    answers: set[float] = set()
+    over = threading.Event()
+
+    def keep_asking() -> None:
+        with repository.client() as client:
+            while not over.is_set():
+                try:
+                    answers.add(ask(client, "one"))
+                except Exception as error:  # what the test counts
+                    wrong.append(error)
+
+    asking = [threading.Thread(target=keep_asking) for _ in range(3)]
+    for thread in asking:
+        thread.start()
+    try:
+        with repository.client() as client:
+            repository.model("two", 7)
+            client.load_model("two")
+            assert {repository.ask("two") for _ in range(12)} == {8}
+            repository.model("one", 20, version=2)
+            client.load_model("one")
+            assert {repository.ask("one") for _ in range(12)} == {21}
+            assert client.get_model_metadata("one")["versions"] == ["2"]
+            client.unload_model("two")
+            with pytest.raises(InferenceServerException, match="unknown model"):
+                ask(client, "two")
+            assert not client.is_model_ready("two")
+            states = {m["name"]: (m["state"], m.get("reason")) for m in client.get_model_repository_index()}
+            assert states == {"one": ("READY", None), "two": ("UNAVAILABLE", "unloaded")}
+            client.load_model("two")
+            assert repository.ask("two") == 8
+            assert client.is_server_ready()
+    finally:
+        over.set()
+        for thread in asking:
+            thread.join(30)
+    assert wrong == []
+    assert answers == {3, 21}
+
+
+def test_what_cannot_be_loaded_changes_nothing(repository: Repository) -> None:
+    repository.model("one", 2)
+    repository.serve(replicas=2)
+    repository.endpoint.start().ready()
+    (repository.folder / "bad" / "1").mkdir(parents=True)
+    (repository.folder / "bad" / "1" / "model.onnx").write_bytes(b"no graph")
+    (repository.folder / "empty").mkdir()
+    with repository.client() as client:
+        for name, why in (("bad", "can't load it"), ("empty", "no version"), ("nope", "no model of this name")):
+            with pytest.raises(InferenceServerException, match=why):
+                client.load_model(name)
+        (repository.folder / "one" / "1" / "model.onnx").write_bytes(b"swapped for something else")
+        assert repository.ask("one") == 3, "what is served is a copy"
+        with pytest.raises(InferenceServerException, match="can't load it"):
+            client.load_model("one")
+        assert {repository.ask("one") for _ in range(6)} == {3}
+        assert client.is_server_ready()
+        with pytest.raises(InferenceServerException, match="no such model is loaded"):
+            client.unload_model("nope")
+
+
+def test_a_model_comes_with_the_request(repository: Repository, tmp_path: Path) -> None:
+    repository.model("one", 2)
+    repository.serve()
+    repository.endpoint.start().ready()
+    data = (save_affine(tmp_path / "new", scale=9) / "model.onnx").read_bytes()
+    with repository.client() as client:
+        config = json.dumps({"max_batch_size": 4, "backend": "onnxruntime"})
+        client.load_model("sent", config=config, files={"file:1/model.onnx": data})
+        assert repository.ask("sent") == 10
+        assert client.get_model_config("sent")["max_batch_size"] == 4
+        for name in ("file:../model.onnx", "file:/etc/x", "file:model.onnx"):
+            with pytest.raises(InferenceServerException, match="VERSION/FILE is wanted"):
+                client.load_model("sent", config=config, files={name: data})
+        assert repository.ask("sent") == 10
+    assert not list((repository.endpoint.folder / "uploads").glob("*"))
+
+
+def test_what_was_loaded_outlives_replicas_and_the_host(repository: Repository) -> None:
+    repository.model("one", 2)
+    repository.model("two", 3)
+    repository.serve(replicas=2)
+    made = repository.endpoint.start().ready()
+    repository.model("three", 4)
+    with repository.client() as client:
+        client.load_model("three")
+        client.unload_model("two")
+    old = made.pids
+    os.kill(old[0], signal.SIGKILL)
+    made.wait(lambda state: len([r for r in state["replicas"] if r["ready"] and r["pid"] != old[0]]) == 2)
+    assert {repository.ask("three") for _ in range(12)} == {5}
+    made.stop()
+    made.start().ready()
+    assert repository.ask("three") == 5
+    with repository.client() as client:
+        assert {m["name"]: m["state"] for m in client.get_model_repository_index()} == {
+            "one": "READY",
+            "three": "READY",
+            "two": "UNAVAILABLE",
+        }
+    shutil.rmtree(repository.folder / "three")
+    repository.serve(generation=2)  # the repository as it is now: changes before are forgotten
+    made.ready(2)
+    wait_for(lambda: repository.ask("two") == 4)
+    with repository.client() as client:
+        assert not client.is_model_ready("three")
+
+
+def test_a_replica_that_dies_while_all_load_leaves_no_mixture(repository: Repository, tmp_path: Path) -> None:
+    repository.model("one", 2)
+    repository.serve(replicas=3)
+    made = repository.endpoint.start(**armed("replica.before_use"), ONEJOB_FAULT_MARK=str(tmp_path / "mark")).ready()
+    repository.model("one", 20, version=2)
+    with repository.client() as client, contextlib.suppress(Exception):  # the one that was asked may be it
+        client.load_model("one")
+    made.wait(lambda state: len(state["replicas"]) == 3 and all(r["ready"] for r in state["replicas"]))
+    wait_for(lambda: {repository.ask("one") for _ in range(10)} == {21})

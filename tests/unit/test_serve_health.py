@@ -1,0 +1,146 @@
+"""Readiness tells the truth: of an engine that hangs, fails, dies, recovers, or that nobody asks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from test_serve_http import Doubler
+
+from onejob.serve.batch import Item
+from onejob.serve.journal import RequestLog
+from onejob.serve.model import ServedModel
+from onejob.serve.policy import Fit, Limits
+from onejob.serve.service import OVERDUE_NS, PROBE_NS, SUSPICIOUS_FAILURES, Identity, Service
+
+SECOND = 1_000_000_000
+
+
+class Moody(Doubler):
+    """May be held, broken, or dead."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.why_dead = ""
+        self.asked = 0
+
+    def infer(self, arrays: Any) -> dict[str, Any]:
+        self.asked += 1
+        self.gate.wait(10)
+        return super().infer(arrays)
+
+    def dead(self) -> str:
+        return self.why_dead
+
+
+def play(folder: Path, work: Callable[[Service, Moody], Awaitable[None]], *, timeout: int = 30 * SECOND) -> None:
+    async def run() -> None:
+        engine, fit = Moody(), Fit()
+        for rows in (1, 8, 1, 8):
+            fit.add(rows, 2_000_000 * rows)  # so slow that it runs on a thread
+        identity = Identity("m", "d1", 1, {"engine": "onnxruntime"}, None, "1:1.0")
+        limits = Limits(rows=8, queue=100, timeout_ns=timeout)
+        service = Service(ServedModel(engine), identity, limits, RequestLog(folder), folder, fit=fit)
+        try:
+            await work(service, engine)
+        finally:
+            engine.gate.set()
+            service.batcher.close()
+
+    asyncio.run(run())
+
+
+async def checks(service: Service, until: Callable[[], bool], limit: float = 5) -> float:
+    """Check as a replica does, until something holds; gives the seconds that it took."""
+    begun = time.monotonic()
+    while not until():
+        service.check(time.perf_counter_ns())
+        assert time.monotonic() - begun < limit, "never came"
+        await asyncio.sleep(0.02)
+    return time.monotonic() - begun
+
+
+def test_a_model_that_nobody_asks_is_asked_by_itself_and_nobody_counts_it(tmp_path: Path) -> None:
+    async def work(service: Service, engine: Moody) -> None:
+        await checks(service, lambda: engine.asked >= 2)
+        assert service.ready
+        assert service.counters.values == {}
+        assert sum(service.counters.latency) == 0
+
+    play(tmp_path, work)
+
+
+def test_a_hanging_engine_is_not_ready_within_a_second_and_ready_again_when_it_answers(tmp_path: Path) -> None:
+    async def work(service: Service, engine: Moody) -> None:
+        engine.gate.clear()
+        took = await checks(service, lambda: not service.ready)
+        assert took < (PROBE_NS + OVERDUE_NS) / SECOND + 0.5, "nobody had asked it anything"
+        assert "busy with one batch" in service.unready_reason
+        assert not service.fault, "it may come back"
+        engine.gate.set()
+        await checks(service, lambda: service.ready)
+
+    play(tmp_path, work)
+
+
+def test_one_that_hangs_past_the_timeout_must_be_replaced(tmp_path: Path) -> None:
+    async def work(service: Service, engine: Moody) -> None:
+        engine.gate.clear()
+        await checks(service, lambda: bool(service.fault))
+        assert service.fault == "the engine hangs"
+        engine.gate.set()
+        await asyncio.sleep(0.2)
+        service.check(time.perf_counter_ns())
+        assert not service.ready
+
+    play(tmp_path, work, timeout=SECOND)
+
+
+def test_a_failing_engine_is_not_ready_though_nobody_asks(tmp_path: Path) -> None:
+    async def work(service: Service, engine: Moody) -> None:
+        engine.broken = True
+        await checks(service, lambda: not service.ready)
+        assert "the engine fails" in service.unready_reason
+        engine.broken = False
+        await checks(service, lambda: service.ready)
+        engine.broken = True
+        before = engine.asked
+        await checks(service, lambda: bool(service.fault))
+        assert engine.asked - before >= SUSPICIOUS_FAILURES
+
+    play(tmp_path, work)
+
+
+def test_an_engine_whose_process_died_says_so_at_once(tmp_path: Path) -> None:
+    async def work(service: Service, engine: Moody) -> None:
+        engine.why_dead = "its process was killed"
+        service.check(time.perf_counter_ns())
+        assert (service.ready, service.unready_reason) == (False, "its process was killed")
+        engine.why_dead = ""
+        service.check(time.perf_counter_ns())
+        assert service.ready
+
+    play(tmp_path, work)
+
+
+def test_an_answer_to_a_client_is_proof_enough(tmp_path: Path) -> None:
+    async def work(service: Service, engine: Moody) -> None:
+        answered = 0
+
+        def done(item: Item) -> None:
+            service.answered("r", item, item.error, 200, item.received)
+
+        for _ in range(40):
+            columns = service.model.example(1)
+            service.submit(columns, done, received=time.perf_counter_ns())
+            answered += 1
+            await asyncio.sleep(0.02)
+            service.check(time.perf_counter_ns())
+        assert engine.asked == answered, "it was never asked by itself"
+
+    play(tmp_path, work)
