@@ -228,6 +228,8 @@ def test_a_replay_that_breaks_rejects_even_without_evidence() -> None:
     assert decide(days(5, -0.05), NOT_WORSE, replay=failing).reasons[0].startswith("3 of 1000 replayed requests failed")
     slow = gate.Replay(1000, 0, 0, 20.0, 4.0)
     assert decide(days(28, -0.05), NOT_WORSE, replay=slow).verdict == "reject"
+    few = gate.Replay(10, 0, 0, 20.0, 4.0, gate.tail_level(10))
+    assert "p50 of 10 replayed requests is 20.0 ms" in decide(days(28, -0.05), NOT_WORSE, replay=few).reasons[0]
     noise = gate.Replay(1000, 0, 0, 1.1, 0.5)
     assert decide(days(28, -0.05), NOT_WORSE, replay=noise).verdict == "promote"
     fine = gate.Replay(1000, 2, 2, 6.0, 4.0)
@@ -281,3 +283,8 @@ def test_probation_rolls_back_keeps_or_watches() -> None:
     assert gate.probation(counted([-0.02] * 10), 28).reason == "10 of 28 blocks seen"
     assert gate.probation(counted([0.15] * 28 + [-0.2] * 100), 28).verdict == "roll_back"  # it has been proven once
     json.dumps(back.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize(("requests", "level"), [(0, 0.5), (1, 0.5), (10, 0.5), (20, 0.75), (200, 0.975), (5000, 0.99)])
+def test_the_tail_is_one_that_so_many_requests_can_tell(requests: int, level: float) -> None:
+    assert gate.tail_level(requests) == pytest.approx(level)

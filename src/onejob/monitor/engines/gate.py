@@ -241,12 +241,14 @@ def _replay(rows: Labelled, cut: float, champion: Scorer, challenger: Scorer, mo
                 errors[name] += 1
             else:
                 taken[name].append(seconds)
+    level = gate.tail_level(len(requests))
     return gate.Replay(
         requests=len(requests),
         errors=errors["challenger"],
         champion_errors=errors["champion"],
-        p99_ms=_p99(taken["challenger"]),
-        champion_p99_ms=_p99(taken["champion"]),
+        tail_ms=_tail(taken["challenger"], level),
+        champion_tail_ms=_tail(taken["champion"], level),
+        level=level,
     )
 
 
@@ -275,5 +277,5 @@ def _asked(model: Scorer, columns: Mapping[str, Array], clock: Callable[[], floa
     return min(taken)
 
 
-def _p99(seconds: list[float]) -> float:
-    return round(1000 * float(np.quantile(seconds, 0.99)), 3) if seconds else 0.0
+def _tail(seconds: list[float], level: float) -> float:
+    return round(1000 * float(np.quantile(seconds, level)), 3) if seconds else 0.0
