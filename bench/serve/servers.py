@@ -134,8 +134,7 @@ def launch_triton(setting: Setting) -> Launch:
 def launch_mlserver(setting: Setting) -> Launch:
     shutil.copy(APPS / "mlserver_model.py", setting.work)
     told = {"http_port": setting.port, "grpc_port": setting.ports[0], "metrics_port": setting.ports[1]}
-    workers = setting.replicas if setting.replicas > 1 else 0  # 0: in the server's own process, the cheapest for one
-    told |= {"parallel_workers": workers}
+    told |= {"parallel_workers": 0}  # in the server's own process; with uvloop 0.23 its workers don't start
     (setting.work / "settings.json").write_text(json.dumps({"host": "127.0.0.1", "debug": False, **told}))
     model = {
         "name": setting.model.name,

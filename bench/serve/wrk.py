@@ -15,6 +15,8 @@ from pathlib import Path
 from serve.processes import FailedError, boost
 from serve.wire import Message
 
+STUCK = 0.5
+"""A closed loop has all its connections waiting: with less than this part of them, some wait for ever."""
 LUA = r"""
 local file = io.open(%s, "rb")
 wrk.method = "POST"
@@ -23,8 +25,8 @@ file:close()
 %s
 done = function(summary, latency, requests)
   local e = summary.errors
-  io.write(string.format('\nJSON {"requests":%%d,"us":%%d,"p50":%%d,"p99":%%d,"max":%%d,"failed":%%d}\n',
-    summary.requests, summary.duration, latency:percentile(50), latency:percentile(99), latency.max,
+  io.write(string.format('\nJSON {"requests":%%d,"us":%%d,"p50":%%d,"p99":%%d,"mean":%%.1f,"failed":%%d}\n',
+    summary.requests, summary.duration, latency:percentile(50), latency:percentile(99), latency.mean,
     e.connect + e.read + e.write + e.status + e.timeout))
 end
 """
@@ -77,6 +79,8 @@ class Load:
         told = json.loads(line[5:])
         used = after.children_user + after.children_system - before.children_user - before.children_system
         taken = told["us"] / 1e6
+        if told["requests"] / told["us"] * told["mean"] < connections * STUCK:  # Little's law
+            raise FailedError(f"of {connections} connections some got no answer any more: {line}")
         return Figures(told["requests"], taken, told["p50"] / 1e3, told["p99"] / 1e3, told["failed"], used / taken)
 
     def _script(self, message: Message) -> Path:
