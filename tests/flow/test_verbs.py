@@ -177,6 +177,7 @@ def test_json_is_one_document_whatever_comes(tiny: Project, tmp_path: Path) -> N
         "init": [str(tmp_path), "--from", "nothing.csv"],
         "demo": ["nothing"],
         "label": ["nothing", "nothing.csv"],
+        "bench": ["nothing"],
         "signal": ["nothing"],
         "promote": ["nothing"],
         "rollback": ["nothing"],
@@ -252,6 +253,17 @@ def test_gc_frees_what_only_ended_runs_left_and_nothing_that_is_named(tiny: Proj
         assert freed.folders > 0
     assert "sound" in text(tiny, "verify", "tiny")
     assert as_json(tiny, "check")["steps"][0]["verdict"] == "cached"
+
+
+def test_an_endpoint_is_measured_by_its_name(tiny: Project) -> None:
+    found = as_json(tiny, "bench", "tiny", "--requests", "50", "--warmup", "0", "--batch", "3")
+    (target,), (result,) = found["targets"], found["results"]
+    assert (target["name"], target["model"]) == ("tiny", "tiny")
+    assert (result["requests"], result["errors"]) == (50, 0)
+    assert result["server"]["processes"] >= 2, "the host and a replica, by the port that they hold"
+    code, _, err = use(tiny, "bench", "1")
+    assert code == 2
+    assert "it is a run, not an endpoint" in err
 
 
 def test_doctor_and_ps_tell_of_this_home(tiny: Project) -> None:

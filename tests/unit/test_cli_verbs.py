@@ -14,6 +14,7 @@ from onejob.cli import VERBS, main, output, trace
 from onejob.core.ports import Support
 from onejob.errors import CancelledError, JobFileError, NotFoundError, RankError, StoreError
 from onejob.loop import commands
+from onejob.loop.commands.bench import BenchView, TargetView
 from onejob.loop.commands.label import LabelView
 from onejob.loop.commands.promote import PromotionView
 from onejob.loop.commands.signal import SignalView
@@ -42,6 +43,9 @@ from onejob.loop.views import (
     VerifyView,
     WhyView,
 )
+from onejob.serve.bench.outcome import Outcome
+from onejob.serve.bench.report import measured
+from onejob.serve.bench.schedule import Load
 
 DIGEST = "91bc3fa0" * 8
 OTHER = "0123abcd" * 8
@@ -71,6 +75,15 @@ ARTIFACT = ArtifactView(
     {"precision": "int8"},
     ("flights/engine@champion",),
 )
+
+
+def load_of(ms: float, count: int) -> Outcome:
+    """A load whose answers all took as long."""
+    made = Outcome(Load("open", 8, 100.0), seconds=1.0, arrived=count)
+    made.latency.record([round(ms * 1e6)] * count)
+    return made
+
+
 RESULTS: dict[str, tuple[list[str], Any, list[str]]] = {
     "demo": (
         ["flights"],
@@ -189,6 +202,20 @@ RESULTS: dict[str, tuple[list[str], Any, list[str]]] = {
             "flights", "arrived.csv", accepted=3, refused=1, rows=({"line": 4, "value": "x", "reason": "is no number"},)
         ),
         ["3 labels for flights, 1 row refused", "is no number"],
+    ),
+    "bench": (
+        ["http://127.0.0.1:8000", "--rate", "100"],
+        BenchView(
+            (TargetView("http://127.0.0.1:8000", "http://127.0.0.1:8000", "POST", "/v2/models/m/infer", 342, "m"),),
+            results=(measured("http://127.0.0.1:8000", load_of(1.0, 500)),),
+            warnings=("too few",),
+        ),
+        [
+            "POST /v2/models/m/infer of http://127.0.0.1:8000, 342 bytes",
+            "open loop at 100/s",
+            "500",
+            "warning: too few",
+        ],
     ),
     "restore": ([__file__], BackupView(__file__, 5, 1024, 3), [f"restored from {__file__}: 3 runs, 5 blobs"]),
 }

@@ -32,6 +32,7 @@ VERBS: Mapping[str, Mapping[str, str]] = {
         "show": "Show a run, step, artifact or endpoint, with its metrics as a plot.",
         "logs": "Print what a step or an endpoint printed.",
         "doctor": "Say what this machine can run; for the rest, why not and the cure.",
+        "bench": "Send a load to servers, and tell how quickly they answer.",
     },
     "Explain": {
         "why": "Say what made a step run again, or spared it.",

@@ -1,5 +1,6 @@
 """Commands: all that a person (or the console) can ask for; each takes a session first and gives a frozen view."""
 
+from onejob.loop.commands.bench import bench
 from onejob.loop.commands.explain import diff, why
 from onejob.loop.commands.keep import backup, gc, restore, verify
 from onejob.loop.commands.label import label
@@ -15,6 +16,7 @@ from onejob.loop.factory import open_session as open
 
 __all__ = [
     "backup",
+    "bench",
     "check",
     "demo",
     "diff",
