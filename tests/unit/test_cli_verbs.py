@@ -112,6 +112,7 @@ RESULTS: dict[str, tuple[list[str], Any, list[str]]] = {
         RUN,
         ["run 12 is done, 3.4 s", "cached", "the same key as in run 11", "http://127.0.0.1:8080", "warning: train: "],
     ),
+    "serve": (["model.onnx", "--port", "8080"], RUN, ["endpoint flights is ready http://127.0.0.1:8080"]),
     "up": (["-q"], None, []),
     "ps": ([], ListView((RUN,), (RUN.endpoint,)), ["cached 1, done 1", "2/2", "1,234"]),
     "show": (

@@ -43,6 +43,7 @@ VERBS: Mapping[str, Mapping[str, str]] = {
     "Improve": {
         "label": "Give an endpoint the labels of a file: what its answers should have been.",
         "signal": "Ask for a retraining of an endpoint's model.",
+        "serve": "Serve a model file, a folder of models, or what a ref names.",
         "promote": "Let an endpoint serve another engine.",
         "rollback": "Put back what an endpoint served before.",
     },

@@ -162,19 +162,32 @@ def _write_desired(session: Session, endpoint: Endpoint, folder: Path) -> None:
     meta = dict(artifact.meta)
     engine = {"digest": endpoint.artifact, "execution": endpoint.execution, "meta": meta, "dir": str(files)}
     options = dict(endpoint.options)
-    write_json(
-        path,
-        {
-            "name": endpoint.name,
-            "generation": endpoint.generation,
-            "host": options.get("host", "127.0.0.1"),
-            # 0: the host takes the one it had, if nobody else has it by now
-            "port": options.get("port", 0),
-            "project": options.get("project"),
-            "options": options,
-            "engine": engine,
-        },
-    )
+    desired: dict[str, Json] = {
+        "name": endpoint.name,
+        "generation": endpoint.generation,
+        "host": options.get("host", "127.0.0.1"),
+        # 0: the host takes the one it had, if nobody else has it by now
+        "port": options.get("port", 0),
+        "project": options.get("project"),
+        "options": options,
+        "engine": engine,
+    }
+    if "models" in meta:  # a repository
+        desired |= {
+            "models": [_told(model, files) for model in meta["models"]],
+            "repository": options.get("repository"),
+        }
+    write_json(path, desired)
+
+
+def _told(model: Mapping[str, Json], files: Path) -> dict[str, Json]:
+    """One model of a repository, as a replica is told of it."""
+    engine = {
+        "digest": model["digest"],
+        "meta": model["meta"],
+        "dir": str(files / model["name"] / model["version"]),
+    }
+    return {"name": model["name"], "version": model["version"], "engine": engine, "options": model["options"]}
 
 
 def _take_over_state(session: Session, endpoint: Endpoint, folder: Path, handle: Json) -> None:

@@ -31,7 +31,8 @@ def _walk(session: Session, digest: str, execution: str | None, depth: int, seen
         return nodes + _files(session, artifact, depth + 1)
     made = producer(session, artifact.digest, execution)
     if made is None:
-        return nodes
+        given = session.ledger.locations(artifact.digest)
+        return nodes + (_files(session, artifact, depth + 1) if given else [])
     nodes.append(_step_node(session, made, depth + 1))
     for name in sorted(made.inputs, key=lambda name: (name != "dataset", name)):
         nodes += _walk(session, made.inputs[name], None, depth + 2, seen)
@@ -70,7 +71,7 @@ def _about(artifact: Artifact) -> str:
             train = meta.get("train", {})
             return ", ".join(f"{key} {value:,}" for key, value in train.items() if isinstance(value, int))
         case "engine" | "candidate":
-            return f"{meta.get('engine')} {meta.get('precision')}"
+            return " ".join(str(meta[name]) for name in ("engine", "precision") if meta.get(name))
     return f"{len(artifact.files)} file{'s' if len(artifact.files) != 1 else ''}"
 
 

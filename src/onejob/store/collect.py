@@ -148,7 +148,10 @@ def _roots(ledger: Ledger) -> Iterator[tuple[str, str | None, str]]:
     for ref in ledger.list_refs():
         yield ref.digest, ref.execution, f"the ref {ref.name} stands on it"
     for endpoint in ledger.list_endpoints():
-        yield endpoint.artifact, endpoint.execution, f"the endpoint {endpoint.name} stands on it"
+        reason = f"the endpoint {endpoint.name} stands on it"
+        yield endpoint.artifact, endpoint.execution, reason
+        for model in ledger.get_artifact(endpoint.artifact).meta.get("models", ()):
+            yield model["digest"], None, reason
         for segment in ledger.list_segments(endpoint.name):
             yield segment.digest, None, f"it came back from the endpoint {endpoint.name}"
         for promotion in ledger.list_promotions(endpoint.name):

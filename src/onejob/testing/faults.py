@@ -58,6 +58,8 @@ POINTS: dict[str, str] = {
     "loop.before_done": "Everything is done, but for the run's own state.",
     "endpoint.before_submit": "An endpoint is wanted; its host wasn't started.",
     "endpoint.after_submit": "An endpoint's host was started; the ledger doesn't know its handle.",
+    "serve.before_add": "The files of a model that is to be served are blobs; nothing names them.",
+    "serve.before_run": "A model is in the catalogue; no run says that it is to be served.",
     # data
     "data.read": "The sources were read; nothing was computed.",
     "data.computed": "The rows are computed; nothing was written.",

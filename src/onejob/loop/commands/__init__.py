@@ -8,6 +8,7 @@ from onejob.loop.commands.logs import logs
 from onejob.loop.commands.look import ps, show, trace
 from onejob.loop.commands.promote import promote, rollback
 from onejob.loop.commands.run import check, run, up
+from onejob.loop.commands.serve import serve
 from onejob.loop.commands.signal import signal
 from onejob.loop.commands.start import demo, doctor, init, list_examples, looked_after, schema
 from onejob.loop.commands.stop import stop
@@ -36,6 +37,7 @@ __all__ = [
     "rollback",
     "run",
     "schema",
+    "serve",
     "show",
     "signal",
     "stop",

@@ -174,7 +174,7 @@ def run_job(
         session.ledger.add_event(f"run/{made.id}", "warning", {"text": text})
     if detach:
         return run_view(session, made)
-    _drive(session, made.id, on_view)
+    drive(session, made.id, on_view)
     view = run_view(session, session.ledger.get_run(made.id))
     if view.state == RunState.CANCELLED:
         raise CancelledError(f"run {made.id} was stopped", cure="`onejob run` goes on where it was.")
@@ -243,7 +243,7 @@ def cancel(session: Session, run: int) -> None:
 def _add(session: Session, job: Job, plan: Plan, forced: tuple[str, ...], detached: bool) -> Run:
     cause = {
         "kind": "person",
-        "user": _user(),
+        "user": user(),
         "command": " ".join(sys.argv),
         "fingerprint": _fingerprint(job, plan),
         **({"detached": True} if detached else {}),
@@ -256,14 +256,14 @@ def _fingerprint(job: Job, plan: Plan) -> str:
     return StepKey({"job": job.to_json(), "steps": [step.to_json() for step in plan.steps]}).digest
 
 
-def _user() -> str:
+def user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
 
 
-def _drive(session: Session, run: int, on_view: Callable[[RunView], None] | None) -> None:
+def drive(session: Session, run: int, on_view: Callable[[RunView], None] | None) -> None:
     """Pass after pass until the run has ended; a signal cancels it, and its steps save what they have."""
     wait = QUICK
     with _signals() as asked:
