@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -255,6 +256,17 @@ def test_the_search_ends_below_what_the_server_can() -> None:
     assert search.failed is not None
     assert search.steps[-1].why or search.steps[-1].held
     assert view.answered
+
+
+def test_there_may_be_more_connections_than_open_files_are_usual(plain: Server) -> None:
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, most))
+    try:
+        result = one(plain.url, seconds=0.7, connections=(200,))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+    assert result.errors_by_kind == {}, "each connection that can't be made would be tried again, and counted"
+    assert result.requests > 0
 
 
 def test_what_cannot_be_measured_is_refused_at_once(plain: Server) -> None:

@@ -25,14 +25,14 @@ def outcome(
 
 def test_turns_add_up() -> None:
     both = Outcome(CLOSED_16)
-    one, other = outcome(cpu=0.01), outcome(ms=3.0, count=500, cpu=0.02)
+    one, other = outcome(cpu=0.1), outcome(ms=3.0, count=500, cpu=0.2)
     other.errors["timeout"] = 2
     other.samples["timeout"] = "no answer in 10 s"
     for turn in (one, other):
         both.add(turn)
     assert (both.seconds, both.arrived, both.requests, both.failed) == (2.0, 1500, 1502, 2)
     assert both.rate == 750
-    assert both.cpu_us == pytest.approx(0.03 / 1500 * 1e6)
+    assert both.cpu_us == pytest.approx(0.3 / 1500 * 1e6)
     assert both.samples == {"timeout": "no answer in 10 s"}
     assert [tick.seconds for tick in both.ticks] == [0.5, 1.0], "one after the other"
     assert percentiles(both.latency)["max"] == 3.0
@@ -45,6 +45,9 @@ def test_cost_is_unknown_where_the_server_cannot_be_seen() -> None:
     shown = measured("a", outcome(cpu=0.5)).server
     assert shown is not None
     assert (shown.cpu_us, shown.cores, shown.processes) == (500.0, 0.5, 2)
+    short = measured("a", outcome(cpu=0.01)).server
+    assert short is not None
+    assert short.cpu_us is None, "one hundredth of a second may be none or two"
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def figures(results: Sequence[Measured]) -> RenderableType:
                 output.number(float(one.requests_per_s)),
                 *(_ms(one.latency_ms.get(name)) for name in COLUMNS),
                 f"{one.errors:,}",
-                f"{server.cpu_us:.4g} us" if server else "",
+                f"{server.cpu_us:.4g} us" if server and server.cpu_us is not None else "",
                 f"{server.cores:.2f}" if server else "",
                 output.size(server.memory) if server else "",
             )

@@ -13,6 +13,8 @@ from onejob.serve.bench.histogram import Histogram
 from onejob.serve.bench.schedule import OPEN, PACED, Load
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+COARSE = 0.05
+"""Seconds of CPU time below which the kernel's count, in hundredths, says too little."""
 MS = 1e6
 """Nanoseconds in a millisecond."""
 
@@ -92,8 +94,8 @@ class Outcome:
 
     @property
     def cpu_us(self) -> float | None:
-        """CPU time of the server for a request, in microseconds."""
-        if self.server_cpu is None or not self.server_arrived:
+        """CPU time of the server for a request, in microseconds; None where too little was spent to tell."""
+        if self.server_cpu is None or self.server_cpu < COARSE or not self.server_arrived:
             return None
         return self.server_cpu / self.server_arrived * 1e6
 

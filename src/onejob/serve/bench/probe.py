@@ -97,7 +97,9 @@ def reach(address: Address, timeout: float) -> Address:
             return one
         finally:
             connection.close()
-    raise InferenceError(f"no connection: {problem}", place=place_of(address), cure="Is it running?")
+    untrusted = isinstance(problem, ssl.SSLCertVerificationError)
+    cure = "The variable SSL_CERT_FILE names certificates to trust." if untrusted else "Is it running?"
+    raise InferenceError(f"no connection: {problem}", place=place_of(address), cure=cure)
 
 
 def model_of(address: Address, timeout: float, headers: Sequence[tuple[str, str]]) -> str:

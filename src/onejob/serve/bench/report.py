@@ -20,8 +20,8 @@ FEW = 100
 class Server:
     """What the processes of a local server took meanwhile."""
 
-    cpu_us: float
-    """CPU time for a request, in microseconds."""
+    cpu_us: float | None
+    """CPU time for a request, in microseconds; None where too little was spent to tell."""
     cores: float
     """Cores that were busy, on average."""
     processes: int
@@ -179,8 +179,7 @@ def _figure(outcome: Outcome, what: str) -> float | None:
 
 
 def _server(outcome: Outcome) -> Server | None:
-    cpu_us = outcome.cpu_us
-    if cpu_us is None or outcome.server_cpu is None or not outcome.seconds:
+    if outcome.server_cpu is None or not outcome.seconds:
         return None
     cores = outcome.server_cpu / outcome.seconds
-    return Server(cpu_us, cores, outcome.server_processes, outcome.server_memory)
+    return Server(outcome.cpu_us, cores, outcome.server_processes, outcome.server_memory)
