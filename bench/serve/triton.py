@@ -69,8 +69,10 @@ def running(
     """A server on 127.0.0.1:`port` (HTTP; gRPC and metrics off) that is live; it is ended well after the block."""
     ports = ["--http-address=127.0.0.1", f"--http-port={port}", "--allow-grpc=0", "--allow-metrics=0", *QUIET]
     process = subprocess.Popen(command(folder, repository, [*ports, *options]), env=environment(folder))
+    regions: set[Path] = set()
     try:
         _wait(process, f"http://127.0.0.1:{port}/v2/health/live")
+        regions = _regions(process.pid)
         yield process
     finally:
         process.terminate()
@@ -79,6 +81,14 @@ def running(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        for region in regions:  # of one that crashed: they are left for ever
+            region.unlink(missing_ok=True)
+
+
+def _regions(pid: int) -> set[Path]:
+    """The shared memory between a server and its stubs."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/triton_python_backend_shm_region_" in line}
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, seconds: float = 60) -> None:

@@ -64,15 +64,15 @@ def test_binary_and_json_inputs_mixed() -> None:
 BAD = [
     ({}, b"", "attempt to access non-existing object member 'inputs'"),
     ({"inputs": {}}, b"", "Unable to parse 'inputs'"),
-    ({"inputs": [1]}, b"", "an input must be an object"),
+    ({"inputs": [1]}, b"", "no field is set"),
     ({"inputs": []}, b"", "expected 1 inputs but got 0"),
     ({"inputs": [tensor(name="w")]}, b"", "unexpected inference input 'w' for model 'm'"),
     ({"inputs": [tensor(name=3)]}, b"", "Unable to parse 'name'"),
-    ({"inputs": [tensor(), tensor()]}, b"", "is there twice"),
+    ({"inputs": [tensor(), tensor()]}, b"", "input 'x' already exists in request"),
     ({"inputs": [tensor(datatype="INT32")]}, b"", "data-type is 'INT32', but model 'm' expects 'FP32'"),
-    ({"inputs": [tensor(datatype="FP7")]}, b"", "unknown data-type 'FP7'"),
+    ({"inputs": [tensor(datatype="FP7")]}, b"", "invalid datatype for input x: 'FP7'"),
     (
-        {"inputs": [tensor(shape=[1, 3])]},
+        {"inputs": [tensor(shape=[1, 3], data=[1, 2, 3])]},
         b"",
         r"unexpected shape for input 'x' for model 'm'. Expected \[-1,2\], got \[1,3\]",
     ),
@@ -85,16 +85,20 @@ BAD = [
     ({"inputs": [tensor(data=[1, [2]])]}, b"", "mixes values and arrays"),
     ({"inputs": [tensor(data=[1, 1e300])]}, b"", "too large for FP32"),
     ({"inputs": [tensor(data={"a": 1})]}, b"", "must be an array"),
-    ({"inputs": [{k: v for k, v in tensor().items() if k != "data"}]}, b"", "neither 'data' nor 'binary_data_size'"),
+    ({"inputs": [{k: v for k, v in tensor().items() if k != "data"}]}, b"", "no field is set"),
     ({"inputs": [tensor()], "outputs": [{"name": "q"}]}, b"", "unexpected inference output 'q'"),
     ({"inputs": [tensor()], "outputs": [{"name": "y", "parameters": {"classification": 2}}]}, b"", "classification"),
-    ({"inputs": [tensor()], "parameters": {"timeout": -1}}, b"", "microseconds"),
-    ({"inputs": [tensor()], "id": 4}, b"", "'id' must be a string"),
+    (
+        {"inputs": [tensor()], "parameters": {"timeout": -1}},
+        b"",
+        "Unable to parse 'timeout': attempt to access JSON non-unsigned-integer as unsigned-integer: -1",
+    ),
+    ({"inputs": [tensor()], "id": 4}, b"", "Unable to parse 'id': attempt to access JSON non-string as string: 4"),
     ({"inputs": [tensor()]}, b"1234", "unexpected additional input data"),
     (
-        {"inputs": [tensor(parameters={"binary_data_size": 8})]},
+        {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}]},
         b"",
-        "must specify valid 'Inference-Header-Content-Length'",
+        "expecting 8 additional bytes for model 'm'. Inference-Header-Content-Length must be",
     ),
 ]
 
@@ -108,10 +112,10 @@ def test_refused_in_words(message: Any, binary: bytes, words: str) -> None:
 @pytest.mark.parametrize(
     ("size", "binary", "words"),
     [
-        (8, b"1234", "claims 8 bytes of binary data, 4 are there"),
-        (4, b"1234", "byte size mismatch"),
-        (-1, b"1234", "must specify valid"),
-        ("8", b"12345678", "must specify valid"),
+        (8, b"1234", "unexpected size for input 'x', expecting 4 additional bytes for model 'm'"),
+        (4, b"1234", "input byte size mismatch for input 'x' for model 'm'. Expected 8, got 4"),
+        (-1, b"1234", "Unable to parse 'binary_data_size': .* non-unsigned-integer as unsigned-integer: -1"),
+        ("8", b"12345678", "Unable to parse 'binary_data_size'"),
     ],
 )
 def test_binary_that_is_cut_or_lies(size: Any, binary: bytes, words: str) -> None:
@@ -120,24 +124,25 @@ def test_binary_that_is_cut_or_lies(size: Any, binary: bytes, words: str) -> Non
         decode({"inputs": [entry]}, binary)
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b"[" * 100_000, b""])
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 100_000, b"", b'{"a": NaN', b'{"a": NaN, "id": "\\ud800"}'])
 def test_bodies_that_are_no_json_object(body: bytes) -> None:
     with pytest.raises(BadRequestError, match="failed to parse the request JSON buffer"):
         decode_infer(body, None, "m", X, Y)
 
 
 def test_header_length_beyond_the_body() -> None:
-    with pytest.raises(BadRequestError, match="exceeds the body"):
+    with pytest.raises(BadRequestError, match=r"inference header size should be in range \(0, 14\), got: 999"):
         decode({"inputs": []}, length=999)
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"\x05\x00\x00\x00ab", "claims 5 bytes, 2 are there"),
-        (b"\x01\x00", "0 of 1 elements"),
+        (b"\x05\x00\x00\x00ab", "expecting string of length 5 but only 2 bytes available"),
+        (b"\x01\x00", "incomplete string length indicator for inference b, expecting 4 bytes but only 2"),
         (b"\x01\x00\x00\x00\xff", "not UTF-8"),
-        (b"\x00\x00\x00\x00\x00", "1 bytes more"),
+        (b"\x00\x00\x00\x00" * 2, "unexpected number of string elements 2 for inference b, expecting 1"),
+        (b"", "expected 1 string elements for inference b, got 0"),
     ],
 )
 def test_text_bytes_that_lie(data: bytes, words: str) -> None:
@@ -182,7 +187,7 @@ def test_nan_and_infinity_become_null_in_json() -> None:
     assert json.loads(body)["outputs"][0]["data"] == [None, None]
 
 
-NUMERIC = [name for name in DATATYPES if name != "BYTES"]
+NUMERIC = [name for name in DATATYPES if name not in ("BYTES", "BF16")]
 
 
 @given(

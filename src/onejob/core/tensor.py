@@ -18,9 +18,10 @@ DATATYPES: Mapping[str, str] = {
     "FP16": "float16",
     "FP32": "float32",
     "FP64": "float64",
+    "BF16": "float32",
     "BYTES": "object",
 }
-"""Datatype of the protocol -> numpy dtype."""
+"""Datatype of the protocol -> numpy dtype of its arrays. numpy has no BF16: float32 holds all of its values."""
 
 
 @dataclass(frozen=True, slots=True)

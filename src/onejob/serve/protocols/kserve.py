@@ -7,17 +7,22 @@ of them holds here too.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import orjson
 
 from onejob.core.artifact import Json
-from onejob.core.tensor import DATATYPES, TensorSpec
+from onejob.core.tensor import TensorSpec
 from onejob.errors import BadRequestError, InferenceError
 from onejob.serve.protocols import tensors
+from onejob.serve.protocols.interface import Interface
+from onejob.serve.protocols.plan import Plans
+from onejob.serve.protocols.words import parse_object as parse_json
+
+__all__ = ["NORMAL", "InferRequest", "decode_infer", "decode_predict", "encode_infer", "encode_predict", "parse_json"]
 
 NORMAL = 2
 """The priority of a request that names none."""
@@ -40,17 +45,6 @@ class InferRequest:
     parameters: Mapping[str, Json] = field(default_factory=dict)
 
 
-def parse_json(body: bytes | memoryview) -> dict[str, Json]:
-    """A JSON object, or BadRequestError."""
-    try:
-        message = json.loads(bytes(body))
-    except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"failed to parse the request JSON buffer: {error}") from None
-    if not isinstance(message, dict):
-        raise BadRequestError("failed to parse the request JSON buffer: an object is wanted")
-    return message
-
-
 def decode_infer(
     body: bytes,
     header_length: int | None,
@@ -65,26 +59,14 @@ def decode_infer(
 
     `extras` are names that may be among the inputs too, with any datatype, one value a row.
     """
-    if header_length is not None and not 0 <= header_length <= len(body):
-        raise BadRequestError(f"Inference-Header-Content-Length {header_length} exceeds the body's {len(body)} bytes")
-    view = memoryview(body)
-    message = parse_json(body if header_length is None else view[:header_length])
-    binary = view[len(body) if header_length is None else header_length :]
-    parameters = _object(message.get("parameters", {}), "'parameters'")
-    arrays, used = _decode_inputs(message, binary, header_length is not None, model, inputs, raw, extras)
-    if used != len(binary):
-        raise BadRequestError(f"unexpected additional input data for model '{model}'")
-    timeout = parameters.get("timeout", 0)
-    if not isinstance(timeout, int) or isinstance(timeout, bool) or timeout < 0:
-        raise BadRequestError(f"parameter 'timeout' is a number of microseconds, not {timeout!r}")
-    identifier = message.get("id", "")
-    if not isinstance(identifier, str):
-        raise BadRequestError(f"'id' must be a string, not {identifier!r}")
-    wanted = _wanted_outputs(message, parameters, model, outputs)
-    priority = parameters.get("priority", 0)
-    if not isinstance(priority, int) or isinstance(priority, bool) or priority < 0:
-        raise BadRequestError(f"parameter 'priority' is a number, not {priority!r}")
-    return InferRequest(identifier, arrays, wanted, timeout, priority or NORMAL, parameters)
+    interface = Interface(model, inputs, outputs, raw=raw, extras=tuple(extras))
+    plan, identifier, arrays = Plans(interface).read(body, header_length)
+    for wanted in plan.head.outputs:
+        if wanted.classes:
+            raise BadRequestError(f"output '{wanted.name}' asks for classification, which this server doesn't give")
+    wanted_pairs = tuple((wanted.name, wanted.binary) for wanted in plan.head.outputs)
+    head = plan.head
+    return InferRequest(identifier, arrays, wanted_pairs, head.timeout_us, head.priority or NORMAL, head.parameters)
 
 
 def encode_infer(
@@ -94,21 +76,21 @@ def encode_infer(
     head: Mapping[str, Json],
 ) -> tuple[bytes, int | None]:
     """A v2 inference answer, and the length of its JSON if bytes follow it. `head`: what comes before the outputs."""
-    described: list[Json] = []
+    described: list[Any] = []
     parts: list[bytes] = []
     for name, binary in wanted:
         if name not in outputs:
             raise InferenceError(f"the model left no output {name!r}", place="engine")
         array, datatype = outputs[name], specs[name].datatype
-        entry: dict[str, Json] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
+        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
         if binary:
             data = tensors.to_bytes(array, datatype)
             parts.append(data)
             entry["parameters"] = {"binary_data_size": len(data)}
         else:
-            entry["data"] = tensors.to_json(array, datatype)
+            entry["data"] = orjson.Fragment(tensors.encode_json(array, datatype))
         described.append(entry)
-    text = json.dumps({**head, "outputs": described}, separators=(",", ":"), allow_nan=False).encode()
+    text = orjson.dumps({**head, "outputs": described})
     if not any(binary for _, binary in wanted):
         return text, None
     return b"".join((text, *parts)), len(text)
@@ -145,124 +127,7 @@ def encode_predict(outputs: Arrays, specs: Specs) -> bytes:
     """A v1 answer: `{"predictions": [record, …]}`, one for each instance."""
     columns = {name: _rows(array, specs[name].datatype) for name, array in outputs.items() if name in specs}
     predictions = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return json.dumps({"predictions": predictions}, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _decode_inputs(
-    message: Mapping[str, Json],
-    binary: memoryview,
-    framed: bool,
-    model: str,
-    specs: Specs,
-    raw: bool,
-    extras: Sequence[str],
-) -> tuple[dict[str, np.ndarray[Any, Any]], int]:
-    if "inputs" not in message:
-        raise BadRequestError("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
-    entries = message["inputs"]
-    if not isinstance(entries, list):
-        raise BadRequestError("Unable to parse 'inputs': an array is wanted")
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    offset = 0
-    for entry in entries:
-        name, spec, extra = _known_input(_object(entry, "an input"), model, specs, extras)
-        if name in arrays:
-            raise BadRequestError(f"input '{name}' is there twice for model '{model}'")
-        nulls = raw or extra
-        shape = _check_signature(entry, spec, model, nulls)
-        size = _binary_size(entry, name, framed)
-        if size is None:
-            arrays[name] = tensors.from_json(entry.get("data"), spec.datatype, shape, f"input '{name}'", nulls=nulls)
-            continue
-        if offset + size > len(binary):
-            raise BadRequestError(
-                f"input '{name}' claims {size} bytes of binary data, {len(binary) - offset} are there"
-            )
-        arrays[name] = tensors.from_bytes(binary[offset : offset + size], spec.datatype, shape, f"input '{name}'")
-        offset += size
-    if not arrays.keys() >= specs.keys():
-        missing = ", ".join(f"'{name}'" for name in specs if name not in arrays)
-        given = ", ".join(f"'{name}'" for name in arrays)
-        raise BadRequestError(
-            f"expected {len(specs)} inputs but got {len(arrays)} inputs for model '{model}'. Got input(s) [{given}], "
-            f"but missing required input(s) [{missing}]. Please provide all required input(s)."
-        )
-    return arrays, offset
-
-
-def _known_input(
-    entry: Mapping[str, Json], model: str, specs: Specs, extras: Sequence[str]
-) -> tuple[str, TensorSpec, bool]:
-    name = entry.get("name")
-    if not isinstance(name, str):
-        raise BadRequestError("Unable to parse 'name': an input's name must be a string")
-    if name in specs:
-        return name, specs[name], False
-    if name not in extras:
-        raise BadRequestError(f"unexpected inference input '{name}' for model '{model}'")
-    return name, TensorSpec(name, str(entry.get("datatype")), (-1,)), True
-
-
-def _check_signature(entry: Mapping[str, Json], spec: TensorSpec, model: str, raw: bool) -> list[int]:
-    datatype, shape = entry.get("datatype"), entry.get("shape")
-    if datatype not in DATATYPES:
-        raise BadRequestError(f"input '{spec.name}' has the unknown data-type {datatype!r}")
-    if datatype != spec.datatype:
-        raise BadRequestError(
-            f"inference input '{spec.name}' data-type is '{datatype}', but model '{model}' expects '{spec.datatype}'"
-        )
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise BadRequestError(f"Unable to parse 'shape' of input '{spec.name}': an array of sizes is wanted")
-    expected = list(spec.shape)
-    fits = len(shape) == len(expected) and all(want in (-1, size) for want, size in zip(expected, shape, strict=True))
-    column = raw and expected in ([-1], [-1, 1])  # some clients know a column as [rows], some as [rows, 1]
-    if not fits and not (column and shape[1:] in ([], [1]) and shape):
-        told = f"Expected {json.dumps(expected, separators=(',', ':'))}, got {json.dumps(shape, separators=(',', ':'))}"
-        raise BadRequestError(f"unexpected shape for input '{spec.name}' for model '{model}'. {told}.")
-    return shape
-
-
-def _binary_size(entry: Mapping[str, Json], name: str, framed: bool) -> int | None:
-    parameters = _object(entry.get("parameters", {}), f"'parameters' of input '{name}'")
-    if "shared_memory_region" in parameters:
-        raise BadRequestError(f"input '{name}' lies in shared memory, which this server doesn't take")
-    size = parameters.get("binary_data_size")
-    if size is None:
-        if "data" not in entry:
-            raise BadRequestError(f"Unable to parse 'data': input '{name}' has neither 'data' nor 'binary_data_size'")
-        return None
-    if type(size) is not int or size < 0 or not framed or "data" in entry:
-        raise BadRequestError(
-            "must specify valid 'Inference-Header-Content-Length' in request header and 'binary_data_size' "
-            f"when passing inputs in binary data format: input '{name}'"
-        )
-    return size
-
-
-def _wanted_outputs(
-    message: Mapping[str, Json], parameters: Mapping[str, Json], model: str, specs: Specs
-) -> tuple[tuple[str, bool], ...]:
-    default = parameters.get("binary_data_output", False) is True
-    entries = message.get("outputs") or []
-    if not isinstance(entries, list):
-        raise BadRequestError("Unable to parse 'outputs': an array is wanted")
-    wanted: dict[str, bool] = {}
-    for entry in entries:
-        name = _object(entry, "an output").get("name")
-        if not isinstance(name, str) or name not in specs:
-            raise BadRequestError(f"unexpected inference output '{name}' for model '{model}'")
-        asked = _object(entry.get("parameters", {}), f"'parameters' of output '{name}'")
-        for word in ("classification", "shared_memory_region"):
-            if asked.get(word):
-                raise BadRequestError(f"output '{name}' asks for {word}, which this server doesn't give")
-        wanted[name] = asked.get("binary_data", default) is True
-    return tuple(wanted.items()) or tuple((name, default) for name in specs)
-
-
-def _object(value: Json, what: str) -> Mapping[str, Json]:
-    if not isinstance(value, dict):
-        raise BadRequestError(f"{what} must be an object")
-    return value
+    return orjson.dumps({"predictions": predictions})
 
 
 def _column(values: list[Json], spec: TensorSpec) -> np.ndarray[Any, Any]:
