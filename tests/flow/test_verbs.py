@@ -269,7 +269,7 @@ def test_an_endpoint_is_measured_by_its_name(tiny: Project) -> None:
 def test_doctor_and_ps_tell_of_this_home(tiny: Project) -> None:
     facts = as_json(tiny, "doctor")
     assert facts["home"] == str(tiny.home)
-    assert {"onnxruntime", "tabular", "local", "polars", "torch"} <= {s["name"] for s in facts["supports"]}
+    assert {"onnxruntime", "function", "tabular", "local", "polars", "torch"} <= {s["name"] for s in facts["supports"]}
     assert "tiny" in text(tiny, "ps", "-a")
     assert len(as_json(tiny, "ps", "-a")["runs"]) >= len(as_json(tiny, "ps")["runs"])
 

@@ -1,4 +1,4 @@
-"""What runs a model: one small port over ONNX Runtime, OpenVINO and PyTorch, shared by measuring and serving.
+"""What runs a model: one small port over ONNX Runtime, OpenVINO, PyTorch and others, shared by measuring and serving.
 
 `open_model` imports only the engine that an artifact names.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -22,6 +22,7 @@ MODULES: Mapping[str, str] = {
     "onnxruntime": "onejob.engines.onnxruntime",
     "openvino": "onejob.engines.openvino",
     "pytorch": "onejob.engines.pytorch",
+    "function": "onejob.engines.function.engine",
 }
 
 
@@ -37,6 +38,21 @@ class LoadedModel(Protocol):
         """Run one batch; raises InferenceError with the engine's own words."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Living(Protocol):
+    """A second power, of a model that computes in another process: it can say whether that is there, and end it.
+
+    Its `infer` only waits, however quick the model is: it never belongs on an event loop's thread. `close` may take
+    seconds.
+    """
+
+    def alive(self) -> str:
+        """Empty while the process is there and ready; else why it isn't. Cheap, from any thread."""
+
+    def kill(self, why: str = "") -> None:
+        """End the process now, whatever it does; the call that it has fails, saying why; another takes its place."""
 
 
 def open_model(folder: Path, meta: Mapping[str, Json], *, threads: int = 1) -> LoadedModel:

@@ -244,7 +244,7 @@ def _is_number(text: str) -> bool:
 def doctor(session: Session) -> DoctorView:
     """Engines, executors, families and stores: available here, or why not and the cure."""
     supports = [_plugin(name, path) for name, path in sorted(plugins.entries().items())]
-    supports += [_engine(name) for name in ("onnxruntime", "openvino", "pytorch")]
+    supports += [_engine(name, module) for name, module in load("onejob.engines:MODULES").items()]
     supports.append(_store(session))
     capacity = session.executors["local"].capacity()
     usage = shutil.disk_usage(session.home.root)
@@ -270,11 +270,15 @@ def _plugin(name: str, path: str) -> Support:
     return Support(short, kind, True, path)
 
 
-ENGINE_MODULES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "pytorch": "torch"}
+PACKAGES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "pytorch": "torch"}
+"""What an engine needs that takes long to import; the others are asked themselves."""
 
 
-def _engine(name: str) -> Support:
-    module = ENGINE_MODULES[name]
+def _engine(name: str, path: str) -> Support:
+    if name not in PACKAGES:
+        found: Support = load(f"{path}:supported")()
+        return found
+    module = PACKAGES[name]
     if plugins.is_missing(module):
         return Support(name, "engine", False, f"{module} is not installed", plugins.cure(module))
     return Support(name, "engine", True, plugins.version_of(module))
