@@ -145,6 +145,31 @@ def test_full_queue_cancelled_and_late_requests_while_the_engine_is_busy() -> No
     asyncio.run(work())
 
 
+def test_one_slow_batch_moves_nothing_and_a_quick_engine_comes_back() -> None:
+    now = [0]
+    takes = [100_000]
+
+    class Timed(Engine):
+        def __call__(self, arrays: Any) -> Any:
+            now[0] += takes[0]
+            return super().__call__(arrays)
+
+    async def work() -> list[bool]:
+        batcher = Batcher(Timed(), LIMITS, inline=True, clock=lambda: now[0])
+        places = []
+        for took, times in ((100_000, 60), (5_000_000, 1), (100_000, 1), (5_000_000, 200), (100_000, 600)):
+            takes[0] = took
+            for _ in range(times):
+                done = asyncio.Event()
+                batcher.submit(item([1], lambda i, done=done: done.set()))  # type: ignore[misc]
+                await asyncio.wait_for(done.wait(), 10)
+            places.append(batcher.inline)
+        batcher.close()
+        return places
+
+    assert asyncio.run(work()) == [True, True, True, False, True]
+
+
 def test_a_slow_engine_moves_from_the_loop_to_a_thread() -> None:
     ticks = iter(range(0, 10**12, 2_000_000))  # every look at the clock is 2 ms later
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,16 +13,20 @@ import numpy as np
 import pytest
 from test_serve_http import Doubler, Transport
 
+from onejob.monitor.capture import read_traffic
 from onejob.monitor.requests import find_request
+from onejob.serve.capture import Capture, Rules, Signature
+from onejob.serve.identify import Roles
 from onejob.serve.journal import RequestLog
 from onejob.serve.model import ServedModel
 from onejob.serve.policy import Limits
 from onejob.serve.protocols.http import Connection
 from onejob.serve.protocols.http_api import Api
-from onejob.serve.protocols.lane import Lane
+from onejob.serve.protocols.lane import Lane, Quick
 from onejob.serve.registry import Registry
 from onejob.serve.router import Router
-from onejob.serve.service import Identity, Service
+from onejob.serve.service import Identity, Recorders, Service
+from onejob.serve.spool import sealed_in
 
 
 class Counting(Doubler):
@@ -336,3 +341,70 @@ def test_an_urgent_request_goes_first_whichever_way_it_takes(tmp_path: Path) -> 
         assert [set(order[:2]), *order[2:]] == [{"urgent", "long"}, "plain", "late"]
 
     play(tmp_path, work, rows=1)
+
+
+def test_with_capture_every_request_is_recorded_whichever_way_it_takes(tmp_path: Path) -> None:
+    async def work(server: Server) -> None:
+        signature = Signature(server.service.model.inputs, server.service.model.outputs, True, Roles())
+        rules = Rules.of({"reserve": 0})
+        capture = Capture(tmp_path, {"endpoint": "m", "engine": "d1"}, signature, rules)
+        server.service.record(Recorders(capture))
+        quick, other = server.client(), server.client()
+        await quick.ask(request(1, 2))
+        await quick.ask(request(3, 4))
+        for client in (quick, other):
+            client.transport.sent = b""
+        quick.connection.data_received(request(5, 6))
+        other.connection.data_received(request(7, 8, id="mine"))  # the batch holds both kinds
+        names = [(await client.answers(1))[0][1]["x-request-id"] for client in (quick, other)]
+        capture.flush()
+        capture.seal()
+        found = read_traffic(sealed_in(tmp_path / "capture"))
+        assert [row.tolist() for row in found.inputs["x"]] == [[1, 2], [3, 4], [5, 6], [7, 8]]
+        assert [row.tolist() for row in found.outputs["y"]] == [[2, 4], [6, 8], [10, 12], [14, 16]]
+        assert found.request.tolist()[2:] == names
+
+    play(tmp_path, work)
+
+
+def test_what_goes_wrong_in_answering_leaves_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(server: Server) -> None:
+        clients = [server.client() for _ in range(3)]
+        for client in clients:
+            await client.ask(request(1, 2))
+        real, calls = Lane.answer, iter([True, False])
+
+        def broken(self: Lane, items: Any, outputs: Any, ids: Any) -> None:
+            if next(calls, False):
+                real(self, items[:1], outputs, ids[:1])
+                raise RuntimeError("in the middle of it")
+            real(self, items, outputs, ids)
+
+        monkeypatch.setattr(Lane, "answer", broken)
+        for client in clients:
+            client.transport.sent = b""
+            client.connection.data_received(request(2, 3))
+        found = [(await client.answers(1))[0] for client in clients]
+        assert [answer[0] for answer in found] == [200, 500, 500]
+        assert values_of((await clients[1].ask(request(4, 5)))[0]) == [8, 10]
+
+    play(tmp_path, work)
+
+
+def test_requests_leave_no_cycles_for_the_collector(tmp_path: Path) -> None:
+    async def work(server: Server) -> None:
+        client = server.client()
+        for _ in range(5):
+            await client.ask(request(1, 2))
+        gc.collect()
+        gc.disable()
+        try:
+            before = sum(isinstance(each, Quick) for each in gc.get_objects())
+            for _ in range(50):
+                await client.ask(request(1, 2))
+            after = sum(isinstance(each, Quick) for each in gc.get_objects())
+        finally:
+            gc.enable()
+        assert after - before <= 1
+
+    play(tmp_path, work)

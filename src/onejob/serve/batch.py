@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from typing import Any
@@ -19,6 +20,8 @@ from typing import Any
 from onejob.errors import DeadlineError, InferenceError, OnejobError, OverloadedError
 from onejob.serve.policy import Choice, Fit, Limits, choose, due, take
 from onejob.serve.rows import Arrays, Raw, check_rows, join, split
+
+logger = logging.getLogger(__name__)
 
 INLINE_NS = 1_000_000
 RELEARN = 32
@@ -35,8 +38,8 @@ class Item:
     """The lower, the sooner."""
     size = 0
     """Bytes of its message."""
-    quick: Any = None
-    """What its protocol needs to answer it together with its batch (`on_quick`); None: by `done`."""
+    quick = False
+    """Whether it is answered together with its whole batch (`answer_all`), not by `done`."""
     asked: Any = None
     """What its service wants to know of it when it is done."""
     queued = started = finished = 0
@@ -65,6 +68,10 @@ class Item:
         self.deadline = deadline
         self.signature = signature
         """Shapes without the batch dimension: only equal ones can run together."""
+
+    def answer_all(self, items: Sequence[Item], outputs: Arrays, ids: Sequence[str]) -> None:
+        """Answer a batch of quick requests, of which this is the first; each gets its id."""
+        raise NotImplementedError
 
     def settle(self, outputs: Arrays | None, error: Exception | None, now: int) -> None:
         if self.settled:
@@ -234,8 +241,8 @@ class Batcher:
         shape = items[0].signature
         if not self._batchable:
             taken = [(0, items[0].rows)]
-        elif self._rows <= self.choice.size and all(item.signature == shape for item in items):
-            taken = [(at, item.rows - item.begun) for at, item in enumerate(items)]
+        elif self._rows <= self.choice.size and _are_plain(items, shape, now):
+            return self._take_all(queues, items)
         else:
             taken = take(((item.rows - item.begun, item.signature) for item in items), self.choice.size)
         pieces: list[Piece] = []
@@ -250,6 +257,16 @@ class Batcher:
             else:
                 self._expire(item, now)
         self._take_out(queues, ended)
+        return pieces
+
+    def _take_all(self, queues: Sequence[deque[Item]], items: Sequence[Item]) -> list[Piece]:
+        """All that waits: the usual case, so nothing is reckoned one by one."""
+        pieces: list[Piece] = [(item, 0, item.rows) for item in items]
+        for item in items:
+            item.begun = item.rows
+        for queue in queues:
+            queue.clear()
+        self._count = self._rows = self._bytes = 0
         return pieces
 
     def _take_out(self, queues: Sequence[deque[Item]], ended: int) -> None:
@@ -304,40 +321,61 @@ class Batcher:
         now = self._clock()
         took, rows = now - self._busy_since, sum([stop - start for _, start, stop in pieces])
         self._running, self._busy_since = [], 0
-        self._learn(rows, took)
-        if self._thread is None and took > INLINE_NS:
-            self._thread = self._make_thread()
-        self._on_batch(pieces, rows, took)
-        if not isinstance(answers, list):
-            if self._on_quick is not None and self._all_quick(pieces):
-                items = [item for item, _, _ in pieces]
-                for item in items:
-                    item.settled, item.finished = True, now
-                self._on_quick(items, self._joined, answers)
-            else:
-                self._settle(pieces, split(answers, [stop - start for _, start, stop in pieces]), now)
-        else:
+        if isinstance(answers, list):
             self._settle(pieces, answers, now)
+        elif self._on_quick is not None and _are_quick(pieces):
+            self._answer_quick([item for item, _, _ in pieces], answers, now)
+        else:
+            self._settle(pieces, split(answers, [stop - start for _, start, stop in pieces]), now)
         self._joined = {}
+        self._learn(rows, took)
+        self._choose_thread(took)
+        self._on_batch(pieces, rows, took)
         if self._count:
             self._poke()
 
-    def _all_quick(self, pieces: Sequence[Piece]) -> bool:
-        return all(
-            item.quick is not None and not item.settled and stop - start == item.rows for item, start, stop in pieces
-        )
+    def _answer_quick(self, items: list[Item], outputs: Arrays, now: int) -> None:
+        """Have the whole batch answered at once. Whatever goes wrong in that, nobody may be left waiting."""
+        assert self._on_quick is not None
+        for item in items:
+            item.settled = True
+        items[0].finished = now
+        try:
+            self._on_quick(items, self._joined, outputs)
+        except Exception as error:
+            logger.exception("a batch was not answered")
+            for item in items:
+                item.settled = False
+                self._settle_one(item, None, InferenceError(f"internal error: {error}", place="answer"), now)
+
+    def _settle_one(self, item: Item, outputs: Arrays | None, error: Exception | None, now: int) -> None:
+        try:
+            item.settle(outputs, error, now)
+        except Exception:
+            logger.exception("a request was not answered")
+
+    def _choose_thread(self, took: int) -> None:
+        """Where the next batches run: on the loop's thread while they are quick, else on a worker; one slow batch, held
+        up by a neighbour perhaps, decides nothing."""
+        usual = self.fit.predict(self.choice.size)
+        if self._thread is None:
+            if took > INLINE_NS and usual > INLINE_NS:
+                self._thread = self._make_thread()
+        elif usual < INLINE_NS / 2:
+            self._thread.shutdown(wait=False)
+            self._thread = None
 
     def _settle(self, pieces: Sequence[Piece], answers: Sequence[Arrays | Exception], now: int) -> None:
         for (item, _, stop), answer in zip(pieces, answers, strict=True):
             if isinstance(answer, Exception):
-                item.settle(None, answer, now)
+                self._settle_one(item, None, answer, now)
                 self._on_failure(answer)
             elif stop < item.rows:
                 item.parts = [*(item.parts or ()), answer]
             elif item.parts:
-                item.settle(join([*item.parts, answer]), None, now)
+                self._settle_one(item, join([*item.parts, answer]), None, now)
             else:
-                item.settle(answer, None, now)
+                self._settle_one(item, answer, None, now)
         if any(item.settled and item.begun < item.rows for item, *_ in pieces):
             self._prune()
 
@@ -346,3 +384,18 @@ class Batcher:
         self._measured += 1
         if self._measured % RELEARN == 0 or self._measured < RELEARN:
             self.choice = choose(self.fit, self._limits)
+
+
+def _are_plain(items: Iterable[Item], shape: Hashable, now: int) -> bool:
+    """Whether all have one shape, and none was begun or is past its deadline."""
+    for item in items:  # noqa: SIM110 - a generator would cost as much again, for each request
+        if item.signature != shape or item.begun or item.deadline <= now:
+            return False
+    return True
+
+
+def _are_quick(pieces: Iterable[Piece]) -> bool:
+    for item, start, stop in pieces:  # noqa: SIM110
+        if not item.quick or item.settled or stop - start != item.rows:
+            return False
+    return True

@@ -47,6 +47,7 @@ SLOW_SECONDS = 60.0
 """Longest pause within a request."""
 IDLE_SECONDS = 600.0
 """How long a connection may be kept alive without a request."""
+SWEEP_SECONDS = 2.0
 YOUNG = 20_000
 """So many more objects must have been made than freed before cycles are looked for."""
 PR_SET_PDEATHSIG = 1
@@ -103,7 +104,7 @@ class Replica:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._api = Api(loader.registry, repository=loader if loader.is_repository else None)
         self._stop_at: float | None = None
-        self._quiet = 0.0
+        self._quiet = self._swept = 0.0
         self._changed = asyncio.Event()
         self._told_unready = self._told_faulty = False
 
@@ -211,7 +212,11 @@ class Replica:
                 self._control.send({"faulty": router.new.fault})
 
     def _sweep(self) -> None:
+        """Close what is idle or slow; not often, since there may be thousands."""
         now = time.monotonic()
+        if now - self._swept < SWEEP_SECONDS:
+            return
+        self._swept = now
         for connection in list(self._connections):
             pause = now - connection.last
             if (connection.stalled and pause > SLOW_SECONDS) or (connection.idle and pause > IDLE_SECONDS):

@@ -29,8 +29,6 @@ class Layout:
 class Raw:
     """Inputs as their bytes, in the order of the layout; arrays are made of a whole batch at once."""
 
-    __slots__ = ("layout", "pieces")
-
     def __init__(self, layout: Layout, pieces: Sequence[bytes | memoryview]) -> None:
         self.layout = layout
         self.pieces = pieces
@@ -39,7 +37,7 @@ class Raw:
 def join(parts: Sequence[Arrays | Raw], cuts: Sequence[Cut] | None = None) -> Arrays:
     """Several requests' inputs as one batch; of each all rows, or those of its cut."""
     first = parts[0]
-    if isinstance(first, Raw) and all(type(part) is Raw and part.layout is first.layout for part in parts):
+    if isinstance(first, Raw) and _are_alike(parts, first.layout):
         return _from_bytes(first.layout, parts, cuts)  # type: ignore[arg-type]
     arrays = [_arrays(part) for part in parts]
     if cuts is not None:
@@ -50,6 +48,13 @@ def join(parts: Sequence[Arrays | Raw], cuts: Sequence[Cut] | None = None) -> Ar
     if len(arrays) == 1:
         return arrays[0]
     return {name: np.concatenate([part[name] for part in arrays]) for name in arrays[0]}
+
+
+def _are_alike(parts: Sequence[Arrays | Raw], layout: Layout) -> bool:
+    for part in parts:  # noqa: SIM110 - a generator would cost as much again, for each request
+        if not isinstance(part, Raw) or part.layout is not layout:
+            return False
+    return True
 
 
 def _arrays(part: Arrays | Raw) -> Arrays:

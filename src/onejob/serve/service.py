@@ -30,7 +30,7 @@ from onejob.serve.journal import RequestLog
 from onejob.serve.labels import LabelLog
 from onejob.serve.model import Column, ServedModel
 from onejob.serve.policy import Fit, Limits
-from onejob.serve.rows import Arrays, Layout
+from onejob.serve.rows import Arrays, Layout, join
 
 OVERDUE_NS, OVERDUE_TIMES = 700_000_000, 5.0
 """A batch that takes so long, and so many times as long as it should, makes its model unready while it lasts."""
@@ -246,7 +246,7 @@ class Service:
             self.last_inference = time.time_ns() // 1_000_000
             self.last_ok, self._failures, self._probe_failures = now, 0, 0
             if self._capture is not None and item.outputs is not None:
-                record: Record = item.asked
+                record: Record = item.asked or self._record_of(item)
                 record.requests, record.outputs = (request,), item.outputs
                 self._capture.add(record)
         else:
@@ -258,7 +258,7 @@ class Service:
     def _answer_quick(self, items: list[Item], inputs: Arrays, outputs: Arrays) -> None:
         """Have a batch answered, then count, record and log it as one."""
         ids = self.ids.make_many(len(items))
-        items[0].quick.lane.answer(items, outputs, ids)
+        items[0].answer_all(items, outputs, ids)
         self._count_answered(items, time.perf_counter_ns())
         rows = [item.rows for item in items]
         if self._capture is not None:
@@ -304,6 +304,10 @@ class Service:
         if self.identity.execution:
             line["execution"] = self.identity.execution
         self.log.add(line)
+
+    def _record_of(self, item: Item) -> Record:
+        """Of a request that came as bytes."""
+        return Record((), (item.rows,), item.size, Told(time.time_ns() // 1000), join([item.arrays]), {})
 
     def cancelled(self, item: Item, request: str) -> None:
         """The client went away before its answer."""

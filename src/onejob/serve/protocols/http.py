@@ -39,7 +39,6 @@ _KEPT = frozenset(
         b"transfer-encoding",
     )
 )
-_NO_HEADERS: dict[bytes, bytes] = {}
 _LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
 JSON = b"application/json"
 
@@ -63,7 +62,7 @@ class Lane(Protocol):
     length: int
     """Of the whole request."""
 
-    def ask(self, exchange: Exchange, data: bytes) -> bool:
+    def ask(self, connection: Connection, data: bytes) -> bool:
         """Take the request; False if it must take the long way (what it was learnt from has changed)."""
         ...
 
@@ -87,9 +86,6 @@ class Exchange:
     request_id = ""
     engine = ""
     """Digest of the engine that answers; empty where it doesn't matter which."""
-    lane: Any = None
-    item: Any = None
-    """The lane on which it came, if on one, and what was queued."""
     _out: bytes | None = None
 
     def __init__(self, connection: Connection, received: int, headers: dict[bytes, bytes]) -> None:
@@ -98,7 +94,7 @@ class Exchange:
         self.headers = headers
 
     @property
-    def done(self) -> bool:
+    def is_answered(self) -> bool:
         return self._out is not None
 
     def reply(self, status: int, body: bytes, content_type: bytes = JSON, extra: bytes = b"") -> None:
@@ -116,6 +112,11 @@ class Exchange:
     def fail(self, status: int, message: str, extra: bytes = b"") -> None:
         """Give an error as `{"error": message}`."""
         self.reply(status, canonical({"error": message}), extra=extra)
+
+    def leave(self) -> None:
+        """The client has gone away before the answer."""
+        if self.on_gone:
+            self.on_gone()
 
     def give(self, out: bytes) -> None:
         """Give the answer as it goes over the wire, to a request that came on a lane."""
@@ -210,12 +211,8 @@ class Connection(asyncio.Protocol):
         """Nobody waits for these answers any more."""
         for exchange in self.exchanges:
             exchange.gone = True
-            if exchange.done:
-                continue
-            if exchange.on_gone:
-                exchange.on_gone()
-            elif exchange.lane is not None:
-                exchange.lane.gone(exchange.item)
+            if not exchange.is_answered:
+                exchange.leave()
         self.exchanges.clear()
         self._current = None
 
@@ -226,13 +223,10 @@ class Connection(asyncio.Protocol):
         between = self._current is None and not self._in_body and not self._head_bytes
         lane = self.lane
         if lane is not None and between and len(data) == lane.length and data.startswith(lane.prefix):
-            exchange = Exchange(self, time.perf_counter_ns(), _NO_HEADERS)
-            self.exchanges.append(exchange)
-            if lane.ask(exchange, data):
+            if lane.ask(self, data):
                 if len(self.exchanges) >= MAX_IN_FLIGHT:
                     self._set_reading()
                 return
-            self.exchanges.pop()
             self.lane = None
         self._piece = data if between else b""
         if not self._in_body:
@@ -348,7 +342,6 @@ class Connection(asyncio.Protocol):
 
     def write(self, out: bytes) -> None:
         """Write the answer to the only request under way."""
-        self.last = time.monotonic()
         self._transport.write(out)
         if not self._reading:
             self._set_reading()
@@ -359,7 +352,7 @@ class Connection(asyncio.Protocol):
         """Write every answer that is ready and whose turn it is, at once."""
         ready: list[bytes] = []
         keep = True
-        while keep and self.exchanges and self.exchanges[0].done:
+        while keep and self.exchanges and self.exchanges[0].is_answered:
             exchange = self.exchanges.popleft()
             ready.append(exchange.take_out())
             keep = exchange.keep_alive
