@@ -24,6 +24,11 @@ def test_text_comes_back_as_it_was(values: list[Any]) -> None:
     assert list(map(type, found.tolist())) == list(map(type, values))
 
 
+def test_text_comes_as_bytes_where_that_is_wanted() -> None:
+    array = np.array(["ü", b"\xff", None, ""], object)
+    assert unpack(memoryview(pack(array)), (4,), octets=True).tolist() == ["ü".encode(), b"\xff", None, b""]
+
+
 def test_text_keeps_its_shape_and_numbers_are_no_text() -> None:
     array = np.array([["a", "bc"], ["", None]], object)
     assert unpack(memoryview(pack(array)), (2, 2)).tolist() == array.tolist()

@@ -48,8 +48,8 @@ class Living(Protocol):
     seconds.
     """
 
-    def alive(self) -> str:
-        """Empty while the process is there and ready; else why it isn't. Cheap, from any thread."""
+    def dead(self) -> str:
+        """Why the process isn't there, or not ready; empty while it is. Cheap, from any thread."""
 
     def kill(self, why: str = "") -> None:
         """End the process now, whatever it does; the call that it has fails, saying why; another takes its place."""

@@ -105,8 +105,8 @@ class Kept(Generic[R]):
                 self._changed.wait_for(lambda: self._running is not running, CLOSE_SECONDS)
             return "the model was closed" if self._closed else self._why
 
-    def alive(self) -> str:
-        """Empty while it runs; else why it doesn't."""
+    def dead(self) -> str:
+        """Why it doesn't run; empty while it does."""
         with self._changed:
             if self._closed:
                 return "the model is closed"

@@ -34,10 +34,12 @@ PREFIX = struct.Struct("<IIIIIIQ")
 class Channel:
     """One end. Calls are numbered, so that an answer which nobody waits for is never taken for another's."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, octets: bool = False) -> None:
+        """`octets`: text comes as bytes."""
         self._sock = sock
         self._memory = Memory()
         self._plans = Plans()
+        self._octets = octets
         self._scratch = bytearray(INLINE)
         self._packet = bytearray(PACKET)
         self._view = memoryview(self._packet)
@@ -82,9 +84,9 @@ class Channel:
             return kind, call, json.loads(words)
         plan = self._plans.read(words)
         if number:
-            return kind, call, _shared(plan, told[notes:], self._memory.theirs(number))
+            return kind, call, _shared(plan, told[notes:], self._memory.theirs(number), self._octets)
         at += head
-        return kind, call, _arrays(plan, told[notes:], bytearray(self._view[at : at + total]))
+        return kind, call, _arrays(plan, told[notes:], bytearray(self._view[at : at + total]), self._octets)
 
     def shutdown(self) -> None:
         """Whoever waits here, or at the other end, is told that this is the end."""
@@ -120,13 +122,13 @@ class Channel:
         sent(region)
 
 
-def _arrays(plan: Plan, texts: Sequence[int], body: Any) -> dict[str, Array]:
+def _arrays(plan: Plan, texts: Sequence[int], body: Any, octets: bool) -> dict[str, Array]:
     starts, _ = plan.places(texts)
     sizes = iter(texts)
     found = {}
     for part, start in zip(plan.parts, starts, strict=True):
         if part.dtype is None:
-            found[part.name] = unpack(memoryview(body)[start : start + next(sizes)], part.shape)
+            found[part.name] = unpack(memoryview(body)[start : start + next(sizes)], part.shape, octets=octets)
         elif part.size:
             found[part.name] = np.ndarray(part.shape, part.dtype, body, start)
         else:
@@ -134,8 +136,8 @@ def _arrays(plan: Plan, texts: Sequence[int], body: Any) -> dict[str, Array]:
     return found
 
 
-def _shared(plan: Plan, texts: Sequence[int], region: Region) -> dict[str, Array]:
+def _shared(plan: Plan, texts: Sequence[int], region: Region, octets: bool) -> dict[str, Array]:
     """Arrays in a region; it is the other end's again when the last of them is gone."""
-    found = _arrays(plan, texts, region.memory)
+    found = _arrays(plan, texts, region.memory, octets)
     region.used, region.lent = True, [weakref.ref(found[part.name]) for part in plan.parts if part.size]
     return found

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         signal.signal(signum, lambda *_: None)  # meant for the parent, which ends this process when it has drained
     os.dup2(2, 1)
     os.set_inheritable(order["socket"], False)
-    channel = Channel(socket.socket(fileno=order["socket"]))
+    channel = Channel(socket.socket(fileno=order["socket"]), octets=True)
     folder = Path(order["folder"])
     sys.path += [entry for entry in order["path"] if entry not in sys.path]
     told = Told(folder)

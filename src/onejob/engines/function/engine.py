@@ -85,6 +85,9 @@ class Link:
 class FunctionModel:
     """A user's model; `infer` may be called from several threads, and they take turns."""
 
+    octets = True
+    """BYTES elements are bytes to it, whatever they are: an image as well as text."""
+
     def __init__(self, start: Callable[[Callable[[subprocess.Popen[bytes]], None]], Link], place: str) -> None:
         self._kept = Kept(start, place)
         self._place = place
@@ -110,9 +113,9 @@ class FunctionModel:
             except (OSError, TypeError, ValueError) as error:
                 raise InferenceError(f"it can't be asked: {error}", place=self._place) from error
 
-    def alive(self) -> str:
-        """Empty while its process is there; else why not."""
-        return self._kept.alive()
+    def dead(self) -> str:
+        """Why its process isn't there; empty while it is."""
+        return self._kept.dead()
 
     def kill(self, why: str = "") -> None:
         """End its process now, whatever it does; another one takes its place."""

@@ -113,15 +113,15 @@ def pack(array: Array) -> bytes:
     return b"".join([lengths.tobytes(), kinds, *pieces])
 
 
-def unpack(data: memoryview, shape: tuple[int, ...]) -> Array:
-    """The text array that `pack` made bytes of."""
+def unpack(data: memoryview, shape: tuple[int, ...], *, octets: bool = False) -> Array:
+    """The text array that `pack` made bytes of; with `octets` its text comes as bytes."""
     count = int(np.prod(shape, dtype=np.int64))
     found = np.empty(count, object)
     kinds, at = data[4 * count : 5 * count], 5 * count
     for number, length in enumerate(np.frombuffer(data, np.uint32, count).tolist()):
         piece, at = data[at : at + length], at + length
-        if kinds[number] == TEXT:
+        if kinds[number] == TEXT and not octets:
             found[number] = str(piece, "utf-8", "surrogatepass")
-        elif kinds[number] == BYTES:
+        elif kinds[number] != NULL:
             found[number] = bytes(piece)
     return found.reshape(shape)
