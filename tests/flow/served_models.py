@@ -72,7 +72,7 @@ class Endpoint:
         desired = {
             "name": options.pop("name", "affine"),
             "generation": generation,
-            "host": "127.0.0.1",
+            "host": options.pop("host", "127.0.0.1"),
             "port": options.pop("port", 0),
             "project": options.pop("project", None),
             "options": {"replicas": 1, "grace": 5, "batch": {"max": 8, "wait_ms": 2}, **options},

@@ -33,6 +33,12 @@ def test_durations(seconds: float | None, text: str) -> None:
     assert output.duration(seconds) == text
 
 
+def test_how_an_endpoint_is_asked() -> None:
+    assert output.curl("http://127.0.0.1:80", "/v2") == "curl -s http://127.0.0.1:80/v2"
+    there = "curl -s --unix-socket '/run/my model.sock' http://localhost/v2"
+    assert output.curl("http+unix://%2Frun%2Fmy%20model.sock", "/v2") == there
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [

@@ -10,8 +10,10 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
+from urllib.parse import unquote
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -111,6 +113,14 @@ def digest(text: str) -> str:
 def pairs(values: Mapping[str, Json]) -> str:
     """`loss 0.41  auc 0.703`."""
     return "  ".join(f"{name} {number(value)}" for name, value in values.items())
+
+
+def curl(url: str, path: str) -> str:
+    """The command that asks an endpoint; `http+unix://%2Frun%2Fmodel.sock` is a Unix socket's URL."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "http+unix":
+        return f"curl -s --unix-socket {shlex.quote(unquote(rest))} http://localhost{path}"
+    return f"curl -s {url}{path}"
 
 
 def plural(count: int, noun: str) -> str:

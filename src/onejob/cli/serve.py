@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from onejob.cli import progress
+from onejob.cli import output, progress
 from onejob.cli.options import Call, verb
 from onejob.cli.run import serving
 from onejob.errors import from_json
@@ -24,7 +24,7 @@ from onejob.loop.views import RunView
 )
 @click.argument("model")
 @click.option("--name", help="The endpoint's name; that of the model if it isn't a folder of models.")
-@click.option("--host", help="Address to listen on. Default: 127.0.0.1; 0.0.0.0 opens it to the network.")
+@click.option("--host", help="Address to listen on, or unix:/run/model.sock. Default: 127.0.0.1; 0.0.0.0: the network.")
 @click.option("--port", type=int, help="Port to listen on. Default: a free one, which it keeps.")
 @click.option("--replicas", type=int, help="How many processes answer. Default: 1.")
 @click.option("--threads", type=int, help="Threads of the engine in each. Default: the cores, over the replicas.")
@@ -54,9 +54,8 @@ def command(
         raise from_json({key: str(value) for key, value in view.error.items()})
     call.show(view, render)
     assert view.endpoint is not None
-    url = view.endpoint.url
     call.hints(
-        (f"curl -s {url}/v2/models/{view.endpoint.name}", "what it takes and gives"),
+        (output.curl(view.endpoint.url, f"/v2/models/{view.endpoint.name}"), "what it takes and gives"),
         (f"onejob bench {view.endpoint.name}", "how quick it is"),
         (f"onejob stop {view.endpoint.name}", "end it"),
     )

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from onejob.core.address import socket_path, url_of
 from onejob.core.artifact import Json
 from onejob.core.context import read_lines
 from onejob.core.records import Endpoint, Execution, Run, StepRow
@@ -69,12 +70,12 @@ def endpoint_view(session: Session, endpoint: Endpoint) -> EndpointView:
     folder = session.home.endpoint(endpoint.name)
     state = read_state(folder)
     replicas = state.get("replicas", [])
-    up = endpoint.state in ("ready", "starting") and bool(endpoint.port)
     host = endpoint.options.get("host", "127.0.0.1")
+    up = endpoint.state in ("ready", "starting") and (endpoint.port or socket_path(host))
     return EndpointView(
         name=endpoint.name,
         state=endpoint.state,
-        url=f"http://{host}:{endpoint.port}" if up else "",
+        url=url_of(host, endpoint.port) if up else "",
         digest=endpoint.artifact,
         generation=endpoint.generation,
         ready=sum(1 for replica in replicas if replica.get("ready")),

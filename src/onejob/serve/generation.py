@@ -12,7 +12,7 @@ from onejob.core.artifact import Json
 from onejob.errors import InferenceError, OnejobError, StoreError
 from onejob.serve.child import Child
 from onejob.serve.folder import PORT, read_json, replace_json
-from onejob.serve.listener import bind
+from onejob.serve.listener import bind, port_of
 from onejob.serve.rollout import Readings, Standing, Tally, Trial
 
 
@@ -188,11 +188,12 @@ def can_try(former: Mapping[str, Json], desired: Mapping[str, Json]) -> bool:
 def listener_for(folder: Path, desired: Mapping[str, Json], current: Generation | None) -> socket.socket:
     """The present socket if the address stays, else a new one; port 0 keeps the endpoint's port over restarts."""
     host, port = desired.get("host") or "127.0.0.1", int(desired.get("port") or 0)
-    if current is not None and current.address[0] == host and port in (0, current.listener.getsockname()[1]):
+    if current is not None and current.address[0] == host and port in (0, port_of(current.listener)):
         return current.listener
     known = read_json(folder / PORT) or {}
     listener = bind(host, port, preferred=int(known.get("port") or 0))
-    replace_json(folder / PORT, {"port": listener.getsockname()[1]})
+    if took := port_of(listener):
+        replace_json(folder / PORT, {"port": took})
     return listener
 
 

@@ -45,6 +45,7 @@ from onejob.serve.folder import (
     take_lock,
 )
 from onejob.serve.generation import Generation, Place, can_try, listener_for
+from onejob.serve.listener import port_of, release
 from onejob.serve.rollout import HEALTHY_SECONDS, Trial, backoff, judge, weigh
 
 TICK_SECONDS = 0.2
@@ -304,7 +305,7 @@ class Host:
         self._let_go([place.child for place in old.places if place.child is not None], old.grace, now)
         if old.listener is not generation.listener:
             self._doorman.leave()
-            old.listener.close()
+            release(old.listener)
 
     def _let_go(self, children: list[Child], grace: float, now: float) -> None:
         for child in children:
@@ -344,7 +345,7 @@ class Host:
                 self._leaving.append((place.child, time.monotonic()))
         if generation.listener not in [one.listener for one in (self._current, self._next) if one is not None]:
             self._doorman.leave()
-            generation.listener.close()
+            release(generation.listener)
 
     # ---- edges
 
@@ -422,7 +423,7 @@ class Host:
     def _close_listeners(self) -> None:
         for generation in (self._current, self._next):
             if generation is not None:
-                generation.listener.close()
+                release(generation.listener)
 
     def _write_state(self, *, stopped: bool = False) -> None:
         state = self._state(stopped)
@@ -444,7 +445,7 @@ class Host:
             word = "failed" if self._error else "stopped" if stopped else "starting"
         else:
             word = "starting"
-        port = shown.listener.getsockname()[1] if shown else (read_json(self._folder / PORT) or {}).get("port", 0)
+        port = port_of(shown.listener) if shown else (read_json(self._folder / PORT) or {}).get("port", 0)
         return {
             "pid": os.getpid(),
             "port": port,

@@ -1,19 +1,41 @@
 """The listening socket of an endpoint: bound once by the host, inherited by every replica, so that none is ever
-refused."""
+refused. It is a TCP port, or a Unix socket, whose file is there as long as the host listens."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import os
 import socket
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
+from onejob.core.address import socket_path
 from onejob.errors import PortInUseError, UnavailableError
 
 BACKLOG = 4096
+MODE = 0o600
+"""Of a Unix socket's file: who may not write to it can't connect."""
 _LISTEN = "0A"
+_ACCEPTS = "00010000"
+
+
+class UnixListener(socket.socket):
+    """A Unix socket that listens, and which file is its own."""
+
+    file: tuple[int, int] | None = None
+    """Device and inode."""
 
 
 def bind(host: str, port: int, *, preferred: int = 0) -> socket.socket:
-    """A listening socket; port 0 takes `preferred` if free, else any free one. PortInUseError names the holder."""
+    """A listening socket; port 0 takes `preferred` if free, else any free one. PortInUseError names the holder.
+
+    `unix:/run/model.sock` is a Unix socket, in the place of a file that nobody listens at any more.
+    """
+    if (path := socket_path(host)) is not None:
+        return _bind_unix(path)
     if port == 0 and preferred:
         try:
             return _bind(host, preferred)
@@ -27,9 +49,27 @@ def bind(host: str, port: int, *, preferred: int = 0) -> socket.socket:
         raise _explain(host, port, error) from None
 
 
-def holder(port: int, proc: Path = Path("/proc")) -> int | None:
-    """The process that listens on a port, from /proc; None if it can't be seen (another user's)."""
-    inodes = {inode for name in ("tcp", "tcp6") for inode in _listening(proc / "net" / name, port)}
+def release(listener: socket.socket) -> None:
+    """Listen no more; a Unix socket's file goes first, so that nobody is refused by one that is there."""
+    if isinstance(listener, UnixListener) and listener.file is not None:
+        with contextlib.suppress(OSError):  # it is gone, or the socket is closed already
+            path = Path(listener.getsockname())
+            if _identity(path) == listener.file:
+                path.unlink()
+    listener.close()
+
+
+def port_of(listener: socket.socket) -> int:
+    """The port; 0 of a Unix socket."""
+    return 0 if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
+
+
+def holder(at: int | Path, proc: Path = Path("/proc")) -> int | None:
+    """The process that listens on a port, or at a Unix socket's file, from /proc; None if it can't be seen."""
+    if isinstance(at, Path):
+        inodes = set(_listening_at(proc / "net" / "unix", at))
+    else:
+        inodes = {inode for name in ("tcp", "tcp6") for inode in _listening(proc / "net" / name, at)}
     wanted = {f"socket:[{inode}]" for inode in inodes}
     for folder in proc.glob("[0-9]*"):
         try:
@@ -56,6 +96,66 @@ def _bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+def _bind_unix(path: Path) -> UnixListener:
+    sock = UnixListener(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        os.fchmod(sock.fileno(), MODE)  # before there is a file: it is never open to more than that
+        with _alone_in(path.parent):
+            _clear(path)
+            sock.bind(str(path))
+            sock.file = _identity(path)
+            sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        cure = "Make its folder first." if error.errno == errno.ENOENT else ""
+        raise UnavailableError(f"can't listen at {path}: {error.strerror}", place="[serve] host", cure=cure) from None
+    except Exception:
+        sock.close()
+        raise
+    return sock
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Nobody else is between looking and binding."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def _clear(path: Path) -> None:
+    """Remove what a listener that has ended left behind."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise UnavailableError(
+            f"{path} is there already, and is no socket", place="[serve] host", cure="Choose another path."
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.setblocking(False)
+        refused = caller.connect_ex(str(path)) == errno.ECONNREFUSED
+    if not refused:
+        pid = holder(path)
+        by = f" by process {pid}" if pid else ""
+        raise PortInUseError(
+            f"the socket {path} is in use{by}",
+            place="[serve] host",
+            cure="Stop that process, or choose another path.",
+        )
+    path.unlink()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
 def _explain(host: str, port: int, error: OSError) -> Exception:
     if isinstance(error, PermissionError):
         return UnavailableError(
@@ -77,3 +177,12 @@ def _listening(path: Path, port: int) -> list[str]:
         return []
     rows = [line.split() for line in lines]
     return [row[9] for row in rows if row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == port]
+
+
+def _listening_at(table: Path, path: Path) -> list[str]:
+    try:
+        lines = table.read_text().splitlines()[1:]
+    except OSError:
+        return []
+    rows = [line.split(maxsplit=7) for line in lines]
+    return [row[6] for row in rows if len(row) == 8 and row[3] == _ACCEPTS and row[7] == str(path)]

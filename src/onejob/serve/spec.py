@@ -3,8 +3,9 @@ checkpoint)."""
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
+from onejob.core.address import check_host, socket_path
 from onejob.core.artifact import Json
 from onejob.core.plan import Existing, Output, Plan, Serving, Upstream
 from onejob.core.spec import Duration, Model, Resources, StageSpec, uncounted
@@ -77,7 +78,10 @@ class Spec(StageSpec):
     name: str | None = uncounted(
         None, pattern=NAME, description="The endpoint's name, which is also the model's; unset means the job's name."
     )
-    host: str = uncounted("127.0.0.1", description="Address to listen on; '0.0.0.0' opens it to the network.")
+    host: str = uncounted(
+        "127.0.0.1",
+        description="Address to listen on; '0.0.0.0' opens it to the network, 'unix:/run/model.sock' is a Unix socket.",
+    )
     port: int = uncounted(
         0, ge=0, le=65535, description="Port to listen on; 0 takes a free one and keeps it while the endpoint lives."
     )
@@ -98,6 +102,18 @@ class Spec(StageSpec):
     )
     rollout: Rollout = uncounted(Rollout(), description="How a new engine takes the place of one that serves already.")
     resources: ServeResources = Field(ServeResources(), description="What each replica needs to run.")
+
+    @field_validator("host")
+    @classmethod
+    def _somewhere(cls, host: str) -> str:
+        return check_host(host)
+
+    @field_validator("port")
+    @classmethod
+    def _of_an_address(cls, port: int, info: ValidationInfo) -> int:
+        if port and socket_path(info.data.get("host", "")) is not None:
+            raise ValueError("a Unix socket has no port")
+        return port
 
     def options(self) -> dict[str, Json]:
         """What the host and its replicas are told, as JSON."""

@@ -61,7 +61,8 @@ def serve(
         spec = Spec(name=name or found.name, **{key: value for key, value in options.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(f"{first['msg']}: {first['input']!r}", place=f"--{first['loc'][0]}") from None
+        words = first["msg"].removeprefix("Value error, ")
+        raise UsageError(f"{words}: {first['input']!r}", place=f"--{first['loc'][0]}") from None
     assert spec.name is not None
     _check_free(session, spec.name)
     told = _merged(spec.options(), found.options or {})
