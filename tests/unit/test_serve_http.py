@@ -15,6 +15,7 @@ import pytest
 
 from onejob.core.tensor import TensorSpec
 from onejob.errors import InferenceError
+from onejob.monitor.requests import recent
 from onejob.serve.journal import RequestLog
 from onejob.serve.model import ServedModel
 from onejob.serve.policy import Limits
@@ -469,9 +470,7 @@ def test_counts_statistics_metrics_and_the_log(tmp_path: Path) -> None:
         assert stats["batch_stats"][0]["batch_size"] == 2
         server.log.flush()
         server.log.close()
-        lines = [
-            json.loads(line) for path in (tmp_path / "requests").iterdir() for line in path.read_bytes().splitlines()
-        ]
+        lines = recent(tmp_path)[::-1]
         assert [(line["id"], line["status"], line["rows"], line["digest"]) for line in lines] == [
             ("one", 200, 2, "d1"),
             ("two", 400, 0, "d1"),

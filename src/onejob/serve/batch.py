@@ -39,7 +39,7 @@ class Item:
     size = 0
     """Bytes of its message."""
     quick = False
-    """Whether it is answered together with its whole batch (`answer_all`), not by `done`."""
+    """Whether it is answered together with its whole batch (`answer`), not by `done`."""
     asked: Any = None
     """What its service wants to know of it when it is done."""
     queued = started = finished = 0
@@ -69,8 +69,17 @@ class Item:
         self.signature = signature
         """Shapes without the batch dimension: only equal ones can run together."""
 
+    alike = False
+    """Whether it can be answered together with others of its class (`answer_all`)."""
+    own_id = ""
+    """The id that its client gave it."""
+
+    def answer(self, outputs: Arrays, start: int, stop: int, name: str) -> bool:
+        """Answer a quick request with its rows of a batch's outputs; whether that went well."""
+        raise NotImplementedError
+
     def answer_all(self, items: Sequence[Item], outputs: Arrays, ids: Sequence[str]) -> None:
-        """Answer a batch of quick requests, of which this is the first; each gets its id."""
+        """Answer a batch of requests that are all `alike`, of which this is the first."""
         raise NotImplementedError
 
     def settle(self, outputs: Arrays | None, error: Exception | None, now: int) -> None:

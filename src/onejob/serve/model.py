@@ -8,7 +8,7 @@ by request, before batching, so that a bad value is refused alone; decoding is d
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,6 +47,12 @@ class ServedModel:
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in inputs}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in outputs}
         self.batchable = all(spec.shape[:1] == (-1,) for spec in (*loaded.inputs, *loaded.outputs))
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """Output -> what its classes are called, where the engine knows."""
+        found: Mapping[str, Sequence[str]] = getattr(self._loaded, "labels", {})
+        return found
 
     @property
     def raw(self) -> bool:

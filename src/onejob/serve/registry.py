@@ -80,7 +80,8 @@ class Registry:
         """NotFoundError in Triton's words."""
         versions = self._models.get(name)
         if not versions:
-            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+            what = "has no available versions" if name in self.unavailable else "is not found"
+            raise NotFoundError(f"Request for unknown model: '{name}' {what}")
         if version is None:
             router = versions[next(reversed(versions))]
             return Found(router, router.main, False)

@@ -36,6 +36,8 @@ OVERDUE_NS, OVERDUE_TIMES = 700_000_000, 5.0
 """A batch that takes so long, and so many times as long as it should, makes its model unready while it lasts."""
 PROBE_NS, PROBE_TIMES = 250_000_000, 20.0
 """A model that nobody asks is asked by ourselves so often; a slow one, after so many times what it takes."""
+OWN = object()
+"""Marks what the service asks for itself."""
 SUSPICIOUS_FAILURES = 3
 """So many engine failures in a row, and the engine must pass its warm-up again to stay ready."""
 
@@ -199,36 +201,29 @@ class Service:
             return
         self._probed = now = time.perf_counter_ns()
         self._probe = Item(features, rows, done, now, now + self.limits.timeout_ns, signature)
+        self._probe.asked = OWN
         try:
             self.batcher.submit(self._probe)
         except OverloadedError:
             self._probe = None
 
     def submit(
-        self,
-        columns: Mapping[str, Column],
-        done: Callable[[Item], None],
-        *,
-        received: int,
-        timeout_ns: int | None = None,
-        size: int = 0,
-        priority: int = 0,
-    ) -> Item:
-        """Encode and queue a request; raises BadRequestError or OverloadedError, else calls `done` once.
+        self, columns: Mapping[str, Column], item: Item, *, timeout_ns: int | None = None, size: int = 0
+    ) -> None:
+        """Encode and queue a request; raises BadRequestError or OverloadedError, else `item.done` is called once.
 
-        `columns` may hold the event time and the key beside the model's inputs; `size` is that of the message.
+        `columns` may hold the event time and the key beside the model's inputs; `size` is that of the message. Of the
+        item, `received`, `done` and `priority` are there already.
         """
         inputs = self.model.inputs
         known = columns if columns.keys() == inputs.keys() else {name: columns[name] for name in inputs}
-        features, rows, signature = self.model.prepare(known)
-        told = identify(columns, self._roles, rows, time.time_ns() // 1000)
-        budget = min(timeout_ns or self.limits.timeout_ns, self.limits.timeout_ns)
-        item = Item(features, rows, done, received, received + budget, signature)
-        item.size, item.priority = size, priority
+        item.arrays, item.rows, item.signature = self.model.prepare(known)
+        told = identify(columns, self._roles, item.rows, time.time_ns() // 1000)
+        item.deadline = item.received + min(timeout_ns or self.limits.timeout_ns, self.limits.timeout_ns)
+        item.size = size
         if self._capture is not None:
-            item.asked = Record((), (rows,), size, told, known, {})
+            item.asked = Record((), (item.rows,), size, told, known, {})
         self.batcher.submit(item)
-        return item
 
     def answered(self, request: str, item: Item | None, error: Exception | None, status: int, received: int) -> None:
         """Count and log one inference request, after its answer was encoded."""
@@ -258,13 +253,52 @@ class Service:
     def _answer_quick(self, items: list[Item], inputs: Arrays, outputs: Arrays) -> None:
         """Have a batch answered, then count, record and log it as one."""
         ids = self.ids.make_many(len(items))
-        items[0].answer_all(items, outputs, ids)
+        for at, item in enumerate(items):
+            if item.own_id:
+                ids[at] = item.own_id
+        if failed := self._answer_each(items, outputs, ids):
+            finished, inputs = items[0].finished, {}  # the others' rows only are recorded, each on its own
+            ids = [name for name, item in zip(ids, items, strict=True) if item not in failed]
+            items = [item for item in items if item not in failed]
+            if not items:
+                return
+            items[0].finished = finished
         self._count_answered(items, time.perf_counter_ns())
         rows = [item.rows for item in items]
         if self._capture is not None:
+            self._record_batch(items, inputs, outputs, ids, rows)
+        self._log_batch(items, ids, rows)
+
+    def _answer_each(self, items: Sequence[Item], outputs: Arrays, ids: Sequence[str]) -> list[Item]:
+        """Answer each with its rows; gives those for which that failed, and which have been told and counted."""
+        kind = type(items[0])
+        for item in items:
+            if type(item) is not kind or not item.alike:
+                break
+        else:
+            items[0].answer_all(items, outputs, ids)
+            return []
+        start, failed = 0, []
+        for item, name in zip(items, ids, strict=True):
+            stop = start + item.rows
+            if not item.answer(outputs, start, stop, name):
+                failed.append(item)
+            start = stop
+        return failed
+
+    def _record_batch(
+        self, items: Sequence[Item], inputs: Arrays, outputs: Arrays, ids: Sequence[str], rows: Sequence[int]
+    ) -> None:
+        """Record what was answered together: as one, if all came as bytes."""
+        assert self._capture is not None
+        if inputs and all(item.asked is None for item in items):
             told = Told(time.time_ns() // 1000)
             self._capture.add(Record(ids, rows, sum([item.size for item in items]), told, inputs, outputs))
-        self._log_batch(items, ids, rows)
+            return
+        for item, name in zip(items, ids, strict=True):
+            record: Record = item.asked or self._record_of(item)
+            record.requests, record.outputs = (name,), item.outputs or {}
+            self._capture.add(record)
 
     def _count_answered(self, items: Sequence[Item], now: int) -> None:
         """What `answered` counts, for a batch of requests that were all answered."""
@@ -357,7 +391,7 @@ class Service:
         self.log.add(line)
 
     def _count_batch(self, pieces: Sequence[Piece], rows: int, took: int) -> None:
-        if self._probe is not None and len(pieces) == 1 and pieces[0][0] is self._probe:
+        if len(pieces) == 1 and pieces[0][0].asked is OWN:
             return
         self.counters.count("executions")
         self.counters.count(f"batch.{rows}")

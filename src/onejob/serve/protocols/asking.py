@@ -12,16 +12,17 @@ from onejob.serve.protocols.http import Exchange
 from onejob.serve.protocols.kserve import NORMAL
 from onejob.serve.registry import Found
 from onejob.serve.router import Router
+from onejob.serve.rows import Arrays
 from onejob.serve.service import Service
 
-Encode = Callable[[Exchange, Item, Service], None]
+Encode = Callable[[Exchange, Arrays, Service], None]
 Fault = Callable[[Exchange, Exception], int]
 """Answers with an error; gives the status."""
 TRIAL_PART = 2
 """A new engine gets this part of a request's time: the rest is for the old one, if it must answer instead."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Asked:
     """A decoded request, and how its answer is encoded."""
 
@@ -32,6 +33,51 @@ class Asked:
 
 
 Decode = Callable[[Service], Asked]
+
+
+class Direct(Item):
+    """A request to the one engine that answers: answered together with its batch."""
+
+    quick = True
+
+    def __init__(self, exchange: Exchange, asked: Asked, service: Service, fault: Fault) -> None:
+        self.exchange = exchange
+        self.own_id = exchange.request_id
+        self._encode = asked.encode
+        self._service = service
+        self._fault = fault
+        self.received = exchange.received
+        self.done = self._settled
+        self.priority = asked.priority
+
+    def answer(self, outputs: Arrays, start: int, stop: int, name: str) -> bool:
+        exchange = self.exchange
+        exchange.on_gone = None
+        if exchange.gone:
+            return True
+        exchange.request_id = name
+        self.outputs = {output: array[start:stop] for output, array in outputs.items()}
+        try:
+            self._encode(exchange, self.outputs, self._service)
+        except Exception as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _settled(self, item: Item) -> None:
+        """It didn't run as part of a whole batch of its kind; or it failed."""
+        self.exchange.on_gone = None
+        if self.error is not None:
+            self._fail(self.error)
+            return
+        assert self.outputs is not None
+        name = self.own_id or self._service.ids.make()
+        if self.answer(self.outputs, 0, 1 << 62, name):
+            self._service.answered(name, self, None, 200, self.received)
+
+    def _fail(self, error: Exception) -> None:
+        status = self._fault(self.exchange, error)
+        self._service.answered(self.exchange.request_id, self, error, status, self.received)
 
 
 class Asking:
@@ -50,20 +96,34 @@ class Asking:
             main.answered(exchange.request_id, None, error, status, exchange.received)
             return
         if router.new is None or found.pinned:
-            self._ask(exchange, asked, main)
+            self._ask_directly(exchange, asked, main)
             return
+        if not exchange.request_id:
+            exchange.request_id = main.ids.make()
         key = exchange.headers.get(b"x-request-key", b"").decode("latin-1")
         new = router.choose(asked.columns, key, exchange.request_id)
         if new is None:
-            self._ask(exchange, asked, main)
+            self._ask_directly(exchange, asked, main)
         elif new.shadow:
-            self._ask(exchange, asked, main)
+            self._ask_directly(exchange, asked, main)
             self._copy(exchange, asked, router, new, decode)
         else:
             self._try(exchange, asked, router, new, decode)
 
-    def _ask(self, exchange: Exchange, asked: Asked, service: Service, *, instead_of: Service | None = None) -> None:
-        """Have it answered, whatever comes of it."""
+    def _ask_directly(self, exchange: Exchange, asked: Asked, service: Service) -> None:
+        exchange.engine = service.identity.digest
+        item = Direct(exchange, asked, service, self._fault)
+        try:
+            service.submit(asked.columns, item, timeout_ns=asked.timeout_ns, size=len(exchange.body))
+        except Exception as error:
+            status = self._fault(exchange, error)
+            service.answered(exchange.request_id, None, error, status, exchange.received)
+            return
+        if not item.settled:
+            exchange.on_gone = lambda: service.cancelled(item, item.own_id or service.ids.make())
+
+    def _ask(self, exchange: Exchange, asked: Asked, service: Service, *, instead_of: Service) -> None:
+        """Have it answered in another's place, whatever comes of it."""
         exchange.engine = service.identity.digest
 
         def settled(item: Item) -> None:
@@ -71,19 +131,13 @@ class Asking:
             error, status = self._encode(exchange, item, asked, service), 200
             if error is not None:
                 status = self._fault(exchange, error)
-            elif instead_of is not None:
+            else:
                 instead_of.counters.count("fallback")
             service.answered(exchange.request_id, item, error, status, exchange.received)
 
+        item = made(exchange, settled, asked.priority)
         try:
-            item = service.submit(
-                asked.columns,
-                settled,
-                received=exchange.received,
-                timeout_ns=asked.timeout_ns or None,
-                size=len(exchange.body),
-                priority=asked.priority,
-            )
+            service.submit(asked.columns, item, timeout_ns=asked.timeout_ns, size=len(exchange.body))
         except Exception as error:
             status = self._fault(exchange, error)
             service.answered(exchange.request_id, None, error, status, exchange.received)
@@ -105,9 +159,8 @@ class Asking:
         try:
             theirs = asked if router.same else decode(new)
             budget = (theirs.timeout_ns or new.limits.timeout_ns) // TRIAL_PART
-            item = new.submit(
-                theirs.columns, settled, received=exchange.received, timeout_ns=budget, size=len(exchange.body)
-            )
+            item = made(exchange, settled, theirs.priority)
+            new.submit(theirs.columns, item, timeout_ns=budget, size=len(exchange.body))
         except Exception as error:
             self._fall_back(exchange, asked, router, new, error)
             return
@@ -130,15 +183,25 @@ class Asking:
 
         try:
             theirs = asked if router.same else decode(new)
-            new.submit(theirs.columns, settled, received=begun, size=len(exchange.body))
+            item = made(exchange, settled, theirs.priority)
+            item.received = begun
+            new.submit(theirs.columns, item, size=len(exchange.body))
         except Exception as error:
             new.answered(request, None, error, 0, begun)
 
     def _encode(self, exchange: Exchange, item: Item, asked: Asked, service: Service) -> Exception | None:
         """Answer with what an engine gave; gives why it can't."""
         if item.error is None:
+            assert item.outputs is not None
             try:
-                asked.encode(exchange, item, service)
+                asked.encode(exchange, item.outputs, service)
             except Exception as wrong:
                 return wrong
         return item.error
+
+
+def made(exchange: Exchange, done: Callable[[Item], None], priority: int) -> Item:
+    """An item that its service will fill."""
+    item = Item({}, 0, done, exchange.received, 0)
+    item.priority = priority
+    return item

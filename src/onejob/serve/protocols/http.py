@@ -31,6 +31,7 @@ _KEPT = frozenset(
     (
         b"content-length",
         b"content-type",
+        b"accept-encoding",
         b"content-encoding",
         b"expect",
         b"x-request-id",
@@ -60,7 +61,7 @@ class Lane(Protocol):
 
     prefix: bytes
     length: int
-    """Of the whole request."""
+    """Of the whole request; 0: any."""
 
     def ask(self, connection: Connection, data: bytes) -> bool:
         """Take the request; False if it must take the long way (what it was learnt from has changed)."""
@@ -222,7 +223,7 @@ class Connection(asyncio.Protocol):
             return
         between = self._current is None and not self._in_body and not self._head_bytes
         lane = self.lane
-        if lane is not None and between and len(data) == lane.length and data.startswith(lane.prefix):
+        if lane is not None and between and lane.length in (0, len(data)) and data.startswith(lane.prefix):
             if lane.ask(self, data):
                 if len(self.exchanges) >= MAX_IN_FLIGHT:
                     self._set_reading()

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import quote, unquote_to_bytes
-
-import numpy as np
+from weakref import WeakKeyDictionary
 
 from onejob.core.artifact import Json, canonical
 from onejob.core.counters import Counters, Snapshots
@@ -27,13 +28,17 @@ from onejob.errors import (
     StoreError,
 )
 from onejob.serve import describe, metrics
-from onejob.serve.batch import Item
 from onejob.serve.labels import Batch, parse
 from onejob.serve.protocols import kserve
+from onejob.serve.protocols.answer import Encoder
 from onejob.serve.protocols.asking import Asked, Asking
-from onejob.serve.protocols.http import MAX_BODY, Exchange, TooLargeError, answer, inflate
+from onejob.serve.protocols.generate import EVENT_STREAM, encode_event, encode_generate, parse_generate
+from onejob.serve.protocols.http import JSON, MAX_BODY, Exchange, TooLargeError, answer, inflate
+from onejob.serve.protocols.interface import Interface
 from onejob.serve.protocols.lane import Lane, layout_of
 from onejob.serve.protocols.paths import Path, parse_path
+from onejob.serve.protocols.plan import Plan, Plans, header_length
+from onejob.serve.protocols.text_lane import Skeleton, TextLane, text_lane_fits
 from onejob.serve.registry import Found, Registry
 from onejob.serve.router import Router
 from onejob.serve.rows import Arrays
@@ -48,10 +53,31 @@ OCTETS = b"application/octet-stream"
 MAX_ID = 128
 MAX_LANES = 1024
 MAX_PATHS = 4096
+LEAST_COMPRESSED = 1024
+"""A shorter answer isn't compressed, whatever the client accepts."""
+_OK_JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 _LENGTH = b"Inference-Header-Content-Length: %d\r\n"
-_OWN = frozenset((b"x-request-id", b"x-request-key", b"content-encoding", b"expect"))
+_OWN = frozenset((b"x-request-id", b"x-request-key", b"content-encoding", b"accept-encoding", b"expect"))
 """Headers of requests that take the long way."""
 RETRY_AFTER = b"Retry-After: 1\r\n"
+
+
+@dataclass(frozen=True)
+class Words:
+    """How the messages of one version of a model are read and written."""
+
+    interface: Interface
+    plans: Plans
+    encoder: Encoder
+
+    @classmethod
+    def of(cls, service: Service) -> Words:
+        model, identity = service.model, service.identity
+        extras = identity.roles.extras
+        interface = Interface(
+            identity.name, model.inputs, model.outputs, raw=model.raw, extras=extras, labels=model.labels
+        )
+        return cls(interface, Plans(interface), Encoder(interface, identity.version, {"engine": identity.digest}))
 
 
 class Repository(Protocol):
@@ -71,15 +97,18 @@ class Api:
         self._repository = repository
         self._asking = Asking(self._fault)
         self._max_body = max_body
-        self._lanes: dict[bytes, Lane] = {}
+        self._lanes: dict[object, Lane | TextLane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ids = Ids()
+        self._known_words: WeakKeyDictionary[Service, Words] = WeakKeyDictionary()
         self._paths: dict[bytes, Path | None] = {}
         self._routes = self._make_routes()
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or when its inference is done; never raises."""
-        self._name(exchange)
+        given = exchange.headers.get(b"x-request-id")
+        if given is not None and _proper_id(text := given.decode("latin-1")):
+            exchange.request_id = text
         path = self._path(exchange.url)
         methods = self._routes.get(path.route) if path else None
         if path is None or methods is None:
@@ -97,7 +126,7 @@ class Api:
 
     def head_of(self, exchange: Exchange) -> bytes:
         if not exchange.request_id:
-            self._name(exchange)
+            exchange.request_id = self._ids.make()
         return _names(exchange.request_id, exchange.engine or self._registry.digest)
 
     def _path(self, url: bytes) -> Path | None:
@@ -123,6 +152,8 @@ class Api:
             "model/config": {b"GET": self._give(lambda path: describe.model_config(self._find(path).service))},
             "model/stats": {b"GET": self._statistics},
             "model/infer": {b"POST": self._infer},
+            "model/generate": {b"POST": partial(self._generate, stream=False)},
+            "model/generate_stream": {b"POST": partial(self._generate, stream=True)},
             "repository/load": {b"POST": partial(self._change, "load")},
             "repository/unload": {b"POST": partial(self._change, "unload")},
             "v1": {b"GET": self._v1_ready},
@@ -248,35 +279,76 @@ class Api:
         found = self._find(path)
 
         def decode(service: Service) -> Asked:
-            body, length = self._body(exchange), _header_length(exchange)
-            model, name = service.model, service.identity.name
-            extras = service.identity.roles.extras
-            request = kserve.decode_infer(body, length, name, model.inputs, model.outputs, raw=model.raw, extras=extras)
-            if request.id and b"x-request-id" not in exchange.headers and _proper_id(request.id):
-                exchange.request_id = request.id
-            if length is not None and exchange.head and service is found.router.main:
-                self._learn(exchange, request, found.router, body[:length], len(body))
-            encode = partial(self._answer_infer, request=request)
-            return Asked(request.arrays, request.timeout_us * 1000, encode, request.priority)
+            body = self._body(exchange)
+            length = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))
+            words = self._words(service)
+            plan, identifier, arrays = words.plans.read(body, length)
+            words.encoder.check(plan.head.outputs)
+            if identifier and not exchange.request_id and _proper_id(identifier):
+                exchange.request_id = identifier
+            if exchange.head and service is found.router.main and not identifier:
+                self._learn(exchange, plan, arrays, found.router, body[:length] if length else None)
+            encode = partial(self._answer_infer, plan=plan, identifier=identifier)
+            return Asked(arrays, plan.head.timeout_us * 1000, encode, plan.head.priority or kserve.NORMAL)
 
         self._asking.run(exchange, found, decode)
 
-    def _learn(
-        self, exchange: Exchange, request: kserve.InferRequest, router: Router, head: bytes, length: int
-    ) -> None:
-        """Requests that begin like this one may take the short way (protocols/lane.py)."""
+    def _learn(self, exchange: Exchange, plan: Plan, arrays: Arrays, router: Router, head: bytes | None) -> None:
+        """Requests that look like this one may take the short way (protocols/lane.py, text_lane.py)."""
         if exchange.headers.keys() & _OWN or router.new is not None:
             return
-        prefix = exchange.head + head
-        lane = self._lanes.get(prefix)
+        skeleton = None
+        if head is None:
+            skeleton = Skeleton.of(exchange.head, exchange.body)
+            if skeleton is None:
+                return
+        key: object = skeleton.key if skeleton else exchange.head + (head or b"")
+        lane = self._lanes.get(key)
         if lane is None or not lane.leads_to(router.main):
-            layout = layout_of(request, length - len(head), router.main)
-            if layout is None:
+            made = self._lane_of(exchange, plan, arrays, router, skeleton, head or b"")
+            if made is None:
                 return
             if len(self._lanes) >= MAX_LANES:
                 self._lanes.clear()
-            lane = self._lanes[prefix] = Lane(prefix, request, layout, router, _wire_infer, self._fault)
+            lane = self._lanes[key] = made
         exchange.connection.lane = lane
+
+    def _lane_of(
+        self, exchange: Exchange, plan: Plan, arrays: Arrays, router: Router, skeleton: Skeleton | None, head: bytes
+    ) -> Lane | TextLane | None:
+        main = router.main
+        if skeleton is not None:
+            if not text_lane_fits(plan, arrays, main):
+                return None
+            digest = main.identity.digest
+
+            def opening(request_id: str) -> bytes:
+                return _OK_JSON + _names(request_id, digest)
+
+            return TextLane(skeleton, plan, router, self._text_infer, opening, self._fault)
+        layout = layout_of(plan, arrays, main)
+        return Lane(exchange.head + head, plan, layout, router, self._wire_infer, self._fault) if layout else None
+
+    def _generate(self, exchange: Exchange, path: Path, *, stream: bool) -> None:
+        """Plain JSON fields for tensors; the answer as JSON, or as the one event of a stream."""
+
+        def decode(service: Service) -> Asked:
+            words = self._words(service)
+            plan = parse_generate(self._body(exchange), words.interface)
+            if plan.id and not exchange.request_id and _proper_id(plan.id):
+                exchange.request_id = plan.id
+
+            def encode(exchange: Exchange, outputs: Arrays, service: Service) -> None:
+                text = encode_generate(outputs, words.interface, service.identity.version, plan.id)
+                if stream:
+                    exchange.reply(200, encode_event(text), EVENT_STREAM)
+                else:
+                    exchange.reply(200, text)
+
+            arrays = plan.arrays(b"")
+            return Asked(arrays, plan.head.timeout_us * 1000, encode, plan.head.priority or kserve.NORMAL)
+
+        self._asking.run(exchange, self._find(path), decode)
 
     def _predict(self, exchange: Exchange, path: Path) -> None:
         def decode(service: Service) -> Asked:
@@ -286,15 +358,33 @@ class Api:
 
         self._asking.run(exchange, self._find(path), decode)
 
-    def _answer_infer(self, exchange: Exchange, item: Item, service: Service, *, request: kserve.InferRequest) -> None:
-        body, length = _encode_infer(_outputs(item), request, service, exchange.request_id)
-        if length is None:
-            exchange.reply(200, body)
-        else:
-            exchange.reply(200, body, OCTETS, _LENGTH % length)
+    def _words(self, service: Service) -> Words:
+        """How the messages of an engine are read and written; made once."""
+        words = self._known_words.get(service)
+        if words is None:
+            words = self._known_words[service] = Words.of(service)
+        return words
 
-    def _answer_predict(self, exchange: Exchange, item: Item, service: Service) -> None:
-        exchange.reply(200, kserve.encode_predict(_outputs(item), service.model.outputs))
+    def _answer_infer(
+        self, exchange: Exchange, outputs: Arrays, service: Service, *, plan: Plan, identifier: str
+    ) -> None:
+        encoder = self._words(service).encoder
+        body, length = encoder.encode(outputs, plan.head.outputs, identifier, exchange.request_id)
+        extra = b"" if length is None else _LENGTH % length
+        body, how = _compressed(body, exchange.headers.get(b"accept-encoding", b""))
+        exchange.reply(200, body, JSON if length is None else OCTETS, extra + how)
+
+    def _wire_infer(self, outputs: Arrays, plan: Plan, service: Service, request_id: str) -> bytes:
+        """An answer in bytes as it goes over the wire."""
+        body, length = self._words(service).encoder.encode(outputs, plan.head.outputs, "", request_id)
+        return answer(200, OCTETS, _names(request_id, service.identity.digest) + _LENGTH % (length or 0), body)
+
+    def _text_infer(self, outputs: Arrays, plan: Plan, service: Service, request_id: str) -> bytes:
+        """The body of an answer in JSON."""
+        return self._words(service).encoder.encode(outputs, plan.head.outputs, "", request_id)[0]
+
+    def _answer_predict(self, exchange: Exchange, outputs: Arrays, service: Service) -> None:
+        exchange.reply(200, kserve.encode_predict(outputs, service.model.outputs))
 
     def _body(self, exchange: Exchange) -> bytes:
         encoding = exchange.headers.get(b"content-encoding", b"").strip().lower()
@@ -322,27 +412,6 @@ class Api:
         exchange.fail(status, message, RETRY_AFTER if isinstance(error, OverloadedError) else b"")
         return status
 
-    def _name(self, exchange: Exchange) -> None:
-        given = exchange.headers.get(b"x-request-id", b"").decode("latin-1")
-        exchange.request_id = given if _proper_id(given) else self._ids.make()
-
-
-def _encode_infer(
-    outputs: Arrays, request: kserve.InferRequest, service: Service, request_id: str
-) -> tuple[bytes, int | None]:
-    identity = service.identity
-    head: dict[str, Json] = {"id": request.id} if request.id else {}
-    head |= {"model_name": identity.name, "model_version": identity.version}
-    head["parameters"] = {"engine": identity.digest, "request_id": request_id}
-    return kserve.encode_infer(outputs, service.model.outputs, request.outputs, head)
-
-
-def _wire_infer(outputs: Arrays, request: kserve.InferRequest, service: Service, request_id: str) -> bytes:
-    """An answer in bytes as it goes over the wire."""
-    body, length = _encode_infer(outputs, request, service, request_id)
-    head = _names(request_id, service.identity.digest) + _LENGTH % length
-    return answer(200, OCTETS, head, body)
-
 
 def _names(request_id: str, engine: str) -> bytes:
     return f"x-request-id: {request_id}\r\nx-onejob-engine: {engine}\r\n".encode()
@@ -357,18 +426,15 @@ def _disk(error: OSError) -> StoreError:
     return StoreError(f"it can't be written: {error.strerror}", place="disk", cure="Nothing was kept.")
 
 
-def _outputs(item: Item) -> Mapping[str, np.ndarray[Any, Any]]:
-    assert item.outputs is not None
-    return item.outputs
-
-
-def _header_length(exchange: Exchange) -> int | None:
-    text = exchange.headers.get(b"inference-header-content-length")
-    if text is None:
-        return None
-    if not text.isdigit() or len(text) > 12:
-        raise BadRequestError(f"Inference-Header-Content-Length is a number of bytes, not {text.decode('latin-1')!r}")
-    return int(text)
+def _compressed(body: bytes, accepted: bytes) -> tuple[bytes, bytes]:
+    """An answer as the client would rather have it, and the header line that says so; small ones aren't worth it."""
+    if not accepted or len(body) < LEAST_COMPRESSED:
+        return body, b""
+    for name, window in ((b"gzip", 31), (b"deflate", 15)):
+        if name in accepted.lower():
+            made = zlib.compressobj(1, wbits=window)
+            return made.compress(body) + made.flush(), b"Content-Encoding: %b\r\n" % name
+    return body, b""
 
 
 def _proper_id(text: str) -> bool:

@@ -17,13 +17,14 @@ from onejob.core.tensor import DATATYPES
 from onejob.errors import OnejobError
 from onejob.serve.batch import Item
 from onejob.serve.protocols.http import Connection, Exchange
-from onejob.serve.protocols.kserve import InferRequest
+from onejob.serve.protocols.kserve import NORMAL
+from onejob.serve.protocols.plan import Plan
 from onejob.serve.router import Router
 from onejob.serve.rows import Arrays, Layout, Raw
 from onejob.serve.service import Service
 
-Wire = Callable[[Arrays, InferRequest, Service, str], bytes]
-"""(outputs, request, service, request id) -> an answer as it goes over the wire."""
+Wire = Callable[[Arrays, Plan, Service, str], bytes]
+"""(outputs, plan of the request, service, request id) -> an answer as it goes over the wire."""
 Fault = Callable[[Exchange, Exception], int]
 MARK = "@" * 26
 """Stands for the id in an answer that is a pattern; as long as one that a replica makes."""
@@ -35,7 +36,7 @@ class Quick(Exchange, Item, Raw):
     Three objects that know each other would be a cycle for the collector, and would cost a microsecond more.
     """
 
-    quick = True
+    quick = alike = True
     headers: dict[bytes, bytes] = {}  # noqa: RUF012 - none of its own
 
     def __init__(self, connection: Connection, received: int, lane: Lane, data: bytes) -> None:
@@ -78,6 +79,11 @@ class Quick(Exchange, Item, Raw):
     def answer_all(self, items: Sequence[Item], outputs: Arrays, ids: Sequence[str]) -> None:
         self.lane.answer(items, outputs, ids)
 
+    def answer(self, outputs: Arrays, start: int, stop: int, name: str) -> bool:
+        self.outputs = {output: array[start:stop] for output, array in outputs.items()}
+        self.lane.answer([self], self.outputs, [name])
+        return True
+
     def leave(self) -> None:
         self.lane.gone(self)
 
@@ -85,28 +91,25 @@ class Quick(Exchange, Item, Raw):
 class Lane:
     """Requests that look alike."""
 
-    def __init__(
-        self, prefix: bytes, request: InferRequest, layout: Layout, router: Router, wire: Wire, fault: Fault
-    ) -> None:
+    def __init__(self, prefix: bytes, plan: Plan, layout: Layout, router: Router, wire: Wire, fault: Fault) -> None:
         self.prefix = prefix
         self.layout = layout
-        self.rows = len(next(iter(request.arrays.values())))
-        self.priority = request.priority
-        self._request = request
+        self.rows = plan.rows
+        self.priority = plan.head.priority or NORMAL
+        self._plan = plan
         self._router, self._service = router, router.main
         self._wire, self._fault = wire, fault
-        self.signature = tuple(request.arrays[name].shape[1:] for name in self._service.model.inputs)
+        self.signature = layout.dims
         self.cuts: list[slice] = []
         at = len(prefix)
-        for name in layout.names:
-            size = request.arrays[name].nbytes
-            self.cuts.append(slice(at, at + size))
-            at += size
+        for size in layout.row_bytes:
+            self.cuts.append(slice(at, at + size * plan.rows))
+            at += size * plan.rows
         self.length = at
         limit = self._service.limits.timeout_ns
-        self.budget = min(request.timeout_us * 1000 or limit, limit)
+        self.budget = min(plan.head.timeout_us * 1000 or limit, limit)
         outputs = self._service.model.outputs
-        self._outputs = [name for name, _ in request.outputs]
+        self._outputs = [wanted.name for wanted in plan.head.outputs]
         self._dtypes = {name: np.dtype(DATATYPES[outputs[name].datatype]).newbyteorder("<") for name in self._outputs}
         self._shapes: list[tuple[int, ...]] = []
         self._pattern: list[bytes] = []
@@ -188,21 +191,24 @@ class Lane:
         if shapes != self._shapes:
             self._shapes = shapes
             example = {name: outputs[name][:1].repeat(self.rows, axis=0) for name in self._outputs}
-            text = self._wire(example, self._request, self._service, MARK)
+            text = self._wire(example, self._plan, self._service, MARK)
             size = sum(cut[name][1] * self.rows for name in self._outputs)
             self._pattern = text[: len(text) - size].split(MARK.encode())
 
 
-def layout_of(request: InferRequest, size: int, service: Service) -> Layout | None:
-    """How a request with so many bytes of tensors lies in them, if it may take the short way."""
-    model, arrays = service.model, request.arrays
-    if model.raw or not model.batchable or request.id or arrays.keys() != model.inputs.keys():
+def layout_of(plan: Plan, arrays: Arrays, service: Service) -> Layout | None:
+    """How such requests lie in bytes, if they may take the short way."""
+    model = service.model
+    if model.raw or not model.batchable or plan.id or list(arrays) != list(model.inputs):
         return None
-    fixed = all(array.dtype.kind != "O" for array in arrays.values())
-    if not fixed or sum(array.nbytes for array in arrays.values()) != size:
-        return None
-    if not all(binary and model.outputs[name].datatype != "BYTES" for name, binary in request.outputs):
-        return None
+    if sum(array.nbytes for array in arrays.values()) != plan.size:
+        return None  # text, or what isn't kept as it is sent
+    at = [array.ctypes.data for array in arrays.values()]
+    if at != sorted(at):
+        return None  # the client sends them in another order than the model has them
+    for wanted in plan.head.outputs:
+        if not wanted.binary or wanted.classes or model.outputs[wanted.name].datatype in ("BYTES", "BF16"):
+            return None
     key = tuple((name, array.dtype.str, array.shape[1:]) for name, array in arrays.items())
     if key not in service.layouts:
         service.layouts[key] = Layout(
