@@ -57,6 +57,8 @@ def play(seed: int, sets: Sequence[str]) -> Year:
 def show(month: Month) -> None:
     told = "  ".join(f"{name} {f.auc:.3f}/{f.log_loss:.3f}" for name, f in month.policies.items())
     print(f"  {month.month}  {month.n:6,}  {month.late_share:.3f}  {told}  {month.gate.decision}", flush=True)
+    if month.gate.decision != "promote":
+        print(f"           {month.gate.reason}", flush=True)
 
 
 def report(years: Sequence[Year]) -> bool:
