@@ -36,15 +36,13 @@ from onejob.serve.folder import METRICS, REQUESTS
 from onejob.serve.journal import Journal, RequestLog
 from onejob.serve.load import Opened, Options, Told, open_all
 from onejob.serve.loader import Loader
-from onejob.serve.protocols.http import Connection
+from onejob.serve.protocols.http import Connection, Room
 from onejob.serve.protocols.http_api import Api
 
 BEAT_SECONDS = 0.25
 TICK_SECONDS = 0.1
 QUIET_SECONDS = 0.3
 """When stopped: how long a kept-alive connection without a request is left open."""
-SLOW_SECONDS = 60.0
-"""Longest pause within a request."""
 IDLE_SECONDS = 600.0
 """How long a connection may be kept alive without a request."""
 SWEEP_SECONDS = 2.0
@@ -101,6 +99,7 @@ class Replica:
         self._control = control
         self._grace = grace
         self._connections: set[Connection] = set()
+        self._room = Room()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._api = Api(loader.registry, repository=loader if loader.is_repository else None)
         self._stop_at: float | None = None
@@ -110,9 +109,7 @@ class Replica:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: Connection(self._api, self._connections), sock=self._listener, backlog=4096
-        )
+        server = await loop.create_server(self._connection, sock=self._listener, backlog=4096)
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, lambda: self._stop(self._grace, QUIET_SECONDS))
         loop.add_reader(self._control.fileno(), self._hear)
@@ -130,6 +127,9 @@ class Replica:
         server.close()
         reach("replica.draining")
         await self._drain(loop)
+
+    def _connection(self) -> Connection:
+        return Connection(self._api, self._connections, room=self._room)
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -163,9 +163,7 @@ class Replica:
         sockets, self._control.sockets = self._control.sockets, []
         for number in sockets:
             sock = socket.socket(fileno=number)
-            task = loop.create_task(
-                loop.connect_accepted_socket(lambda: Connection(self._api, self._connections), sock)
-            )
+            task = loop.create_task(loop.connect_accepted_socket(self._connection, sock))
             self._tasks.add(task)
             task.add_done_callback(self._taken)
 
@@ -218,8 +216,7 @@ class Replica:
             return
         self._swept = now
         for connection in list(self._connections):
-            pause = now - connection.last
-            if (connection.stalled and pause > SLOW_SECONDS) or (connection.idle and pause > IDLE_SECONDS):
+            if connection.stalls(now) or (connection.idle and now - connection.last > IDLE_SECONDS):
                 connection.close()
 
 

@@ -1,0 +1,278 @@
+"""What no client can make a replica do, whatever it sends: grow, recurse, work for nobody, or wait for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+
+import pytest
+from test_serve_http import CHUNKED, GET, POST, Keeper, Scene, Transport, in_loop
+
+from onejob.serve.protocols import http
+from onejob.serve.protocols.http import Connection, Exchange, Room
+
+
+class Slow(Transport):
+    """A client whose reading the test decides."""
+
+    unread = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+
+class Answering(Keeper):
+    """Answers at once."""
+
+    def handle(self, exchange: Exchange) -> None:
+        super().handle(exchange)
+        exchange.reply(200, b"x" * 100)
+
+
+def test_requests_in_flight_are_bounded_though_they_came_in_one_piece() -> None:
+    def work() -> None:
+        scene = Scene()
+        scene.feed(GET * 100)
+        waiting, done = scene.handler.exchanges, 0
+        assert len(waiting) == http.MAX_IN_FLIGHT
+        while done < 100:
+            waiting[done].reply(200, b"")
+            done += 1
+            assert len(waiting) == min(100, done + http.MAX_IN_FLIGHT)
+        assert scene.statuses == [200] * 100
+        assert not scene.transport.paused
+
+    in_loop(work)
+
+
+def test_nothing_is_done_for_a_client_that_does_not_read() -> None:
+    def work() -> None:
+        scene = Scene(Answering())
+        scene.connection.pause_writing()
+        scene.feed(GET * 5000)
+        assert scene.handler.exchanges == []
+        scene.connection.resume_writing()
+        assert scene.statuses == [200] * 5000
+
+    in_loop(work)
+
+
+def test_a_client_that_stops_reading_in_the_middle_gets_the_rest_later() -> None:
+    def work() -> None:
+        scene = Scene(Answering())
+        write = scene.transport.write
+
+        def full(data: bytes) -> None:
+            write(data)
+            scene.connection.pause_writing()
+
+        scene.transport.write = full  # type: ignore[method-assign]
+        scene.feed(GET * 10 + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+        for answered in range(1, 12):
+            assert scene.statuses == [200] * answered
+            scene.connection.resume_writing()
+        assert scene.transport.ended
+
+    in_loop(work)
+
+
+@pytest.mark.parametrize("request_bytes", [GET, POST, CHUNKED])
+def test_any_number_of_upgrades_in_a_row_is_ignored(request_bytes: bytes) -> None:
+    def work() -> None:
+        scene = Scene(Answering())
+        scene.feed(request_bytes.replace(b"\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n", 1) * 2000)
+        assert scene.statuses == [200] * 2000
+
+    in_loop(work)
+
+
+@pytest.mark.parametrize(
+    ("line", "version", "ends"),
+    [(b"Upgrade", 1, False), (b"close, Upgrade", 1, True), (b"Upgrade", 0, True), (b"keep-alive, Upgrade", 0, False)],
+)
+def test_an_upgrade_changes_nothing_about_keeping_the_connection(line: bytes, version: int, ends: bool) -> None:
+    def work() -> None:
+        scene = Scene(Answering())
+        scene.feed(b"GET / HTTP/1.%d\r\nConnection: %b\r\nUpgrade: h2c\r\n\r\n" % (version, line))
+        assert scene.statuses == [200]
+        assert scene.transport.ended is ends
+
+    in_loop(work)
+
+
+def test_trailers_are_no_headers() -> None:
+    def work() -> None:
+        scene = Scene()
+        scene.feed(CHUNKED[:-2] + b"Content-Encoding: gzip\r\nX-Request-Id: theirs\r\n\r\n")
+        (exchange,) = scene.handler.exchanges
+        assert exchange.body == b"abc"
+        assert exchange.headers.keys() == {b"transfer-encoding"}
+
+    in_loop(work)
+
+
+def test_a_body_in_tiny_chunks_costs_what_it_holds() -> None:
+    def work() -> None:
+        scene = Scene(max_body=1 << 20)
+        scene.feed(b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        chunks = b"2\r\nab\r\n" * 1000
+        tracemalloc.start()
+        try:
+            for _ in range(100):
+                scene.feed(chunks)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held < 400_000
+        scene.feed(b"0\r\n\r\n")
+        assert scene.handler.exchanges[0].body == b"ab" * 100_000
+
+    in_loop(work)
+
+
+def test_all_bodies_together_are_bounded_and_small_ones_always_welcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SMALL_BODY", 10)
+    room, handler, connections = Room(100), Keeper(), set[Connection]()
+
+    def client() -> Scene:
+        scene = Scene(handler)
+        scene.connection = Connection(handler, connections, max_body=1000, room=room)
+        scene.connection.connection_made(scene.transport)
+        return scene
+
+    def post(size: int) -> bytes:
+        return b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
+
+    def work() -> None:
+        first, second, third, small = client(), client(), client(), client()
+        first.feed(post(60))
+        second.feed(post(40)[:-1])
+        assert room.left == 1
+        third.feed(post(20))
+        assert third.statuses == [503]
+        assert b"Retry-After: 1\r\n" in third.transport.sent
+        assert room.left == 1
+        small.feed(post(10))
+        assert room.left == -9
+        handler.exchanges[-1].reply(200, b"")
+        assert small.statuses == [200]
+        second.connection.connection_lost(None)
+        assert room.left == 40
+        handler.exchanges[0].reply(200, b"")
+        assert room.left == 100
+        half = client()
+        half.feed(post(40)[:-1])
+        half.connection.eof_received()
+        gone = client()
+        gone.feed(post(30))
+        gone.connection.connection_lost(None)
+        assert room.left == 100
+
+    in_loop(work)
+
+
+def scene_with(transport: Transport) -> Scene:
+    scene = Scene()
+    scene.transport = transport
+    scene.connection.connection_made(transport)
+    return scene
+
+
+def test_whoever_keeps_a_request_unfinished_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(http.time, "monotonic", lambda: now[0])
+
+    def work() -> None:
+        scene = scene_with(Slow())
+        now[0] += 1000
+        assert not scene.connection.stalls(now[0]), "it is idle: that is judged by another measure"
+        scene.feed(POST[:10])
+        now[0] += http.SLOW_SECONDS - 1
+        assert not scene.connection.stalls(now[0])
+        scene.feed(POST[10:11])
+        now[0] += 2
+        assert scene.connection.stalls(now[0]), "one byte a minute is no progress"
+        scene = scene_with(Slow())
+        scene.feed(b"POST / HTTP/1.1\r\nContent-Length: 900\r\n\r\n")
+        now[0] += http.SLOW_SECONDS + 1
+        assert scene.connection.stalls(now[0])
+
+    in_loop(work)
+
+
+def test_a_slow_body_is_welcome_as_long_as_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(http.time, "monotonic", lambda: now[0])
+
+    def work() -> None:
+        scene = scene_with(Slow())
+        scene.connection = Connection(scene.handler, set(), max_body=1 << 30)
+        scene.connection.connection_made(scene.transport)
+        scene.feed(b"POST / HTTP/1.1\r\nContent-Length: 10000000\r\n\r\n")
+        for _ in range(20):
+            now[0] += 30
+            scene.feed(b"x" * (http.LEAST_RATE * 35))
+            assert not scene.connection.stalls(now[0])
+
+    in_loop(work)
+
+
+def test_a_pause_of_ours_is_not_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(http.time, "monotonic", lambda: now[0])
+
+    def work() -> None:
+        scene = scene_with(Slow())
+        scene.feed(GET * http.MAX_IN_FLIGHT + POST[:10])
+        now[0] += 500
+        assert not scene.connection.stalls(now[0])
+        scene.handler.exchanges[0].reply(200, b"")
+        now[0] += 1
+        assert not scene.connection.stalls(now[0])
+
+    in_loop(work)
+
+
+def test_who_reads_an_answer_slowly_is_kept_and_who_does_not_read_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(http.time, "monotonic", lambda: now[0])
+
+    def work() -> None:
+        transport = Slow()
+        scene = scene_with(transport)
+        scene.feed(GET)
+        transport.unread = 1000
+        scene.connection.pause_writing()
+        for left in range(1000, 900, -10):
+            transport.unread = left
+            assert not scene.connection.stalls(now[0])
+            now[0] += http.SLOW_SECONDS - 1
+        now[0] += 2
+        assert scene.connection.stalls(now[0])
+
+    in_loop(work)
+
+
+def test_a_flood_of_one_client_lets_others_in_between() -> None:
+    """What one client has asked doesn't keep others waiting for more than it is allowed in flight."""
+
+    async def run() -> None:
+        handled: list[Exchange] = []
+
+        class Later(Keeper):
+            def handle(self, exchange: Exchange) -> None:
+                handled.append(exchange)
+                asyncio.get_running_loop().call_soon(exchange.reply, 200, b"")
+
+        greedy, modest = Scene(Later()), Scene(Later())
+        greedy.feed(GET * 1000)
+        modest.feed(GET)
+        assert len(handled) == http.MAX_IN_FLIGHT + 1
+        for _ in range(2):
+            await asyncio.sleep(0)
+        assert modest.statuses == [200]
+        assert len(greedy.statuses) < 200
+        while len(greedy.statuses) < 1000:
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
