@@ -12,10 +12,11 @@ from typing import Any
 from test_serve_http import Doubler
 
 from onejob.serve.batch import Item
+from onejob.serve.health import OVERDUE_NS, PROBE_NS, SUSPICIOUS_FAILURES
 from onejob.serve.journal import RequestLog
 from onejob.serve.model import ServedModel
 from onejob.serve.policy import Fit, Limits
-from onejob.serve.service import OVERDUE_NS, PROBE_NS, SUSPICIOUS_FAILURES, Identity, Service
+from onejob.serve.service import Identity, Service
 
 SECOND = 1_000_000_000
 
@@ -59,7 +60,7 @@ async def checks(service: Service, until: Callable[[], bool], limit: float = 5) 
     """Check as a replica does, until something holds; gives the seconds that it took."""
     begun = time.monotonic()
     while not until():
-        service.check(time.perf_counter_ns())
+        service.health.check(time.perf_counter_ns())
         assert time.monotonic() - begun < limit, "never came"
         await asyncio.sleep(0.02)
     return time.monotonic() - begun
@@ -80,7 +81,7 @@ def test_a_hanging_engine_is_not_ready_within_a_second_and_ready_again_when_it_a
         took = await checks(service, lambda: not service.ready)
         assert took < (PROBE_NS + OVERDUE_NS) / SECOND + 0.5, "nobody had asked it anything"
         assert "busy with one batch" in service.unready_reason
-        assert not service.fault, "it may come back"
+        assert not service.health.fault, "it may come back"
         engine.gate.set()
         await checks(service, lambda: service.ready)
 
@@ -90,11 +91,11 @@ def test_a_hanging_engine_is_not_ready_within_a_second_and_ready_again_when_it_a
 def test_one_that_hangs_past_the_timeout_must_be_replaced(tmp_path: Path) -> None:
     async def work(service: Service, engine: Moody) -> None:
         engine.gate.clear()
-        await checks(service, lambda: bool(service.fault))
-        assert service.fault == "the engine hangs"
+        await checks(service, lambda: bool(service.health.fault))
+        assert service.health.fault == "the engine hangs"
         engine.gate.set()
         await asyncio.sleep(0.2)
-        service.check(time.perf_counter_ns())
+        service.health.check(time.perf_counter_ns())
         assert not service.ready
 
     play(tmp_path, work, timeout=SECOND)
@@ -109,7 +110,7 @@ def test_a_failing_engine_is_not_ready_though_nobody_asks(tmp_path: Path) -> Non
         await checks(service, lambda: service.ready)
         engine.broken = True
         before = engine.asked
-        await checks(service, lambda: bool(service.fault))
+        await checks(service, lambda: bool(service.health.fault))
         assert engine.asked - before >= SUSPICIOUS_FAILURES
 
     play(tmp_path, work)
@@ -118,10 +119,10 @@ def test_a_failing_engine_is_not_ready_though_nobody_asks(tmp_path: Path) -> Non
 def test_an_engine_whose_process_died_says_so_at_once(tmp_path: Path) -> None:
     async def work(service: Service, engine: Moody) -> None:
         engine.why_dead = "its process was killed"
-        service.check(time.perf_counter_ns())
+        service.health.check(time.perf_counter_ns())
         assert (service.ready, service.unready_reason) == (False, "its process was killed")
         engine.why_dead = ""
-        service.check(time.perf_counter_ns())
+        service.health.check(time.perf_counter_ns())
         assert service.ready
 
     play(tmp_path, work)
@@ -138,7 +139,7 @@ def test_an_answer_to_a_client_is_proof_enough(tmp_path: Path) -> None:
             service.submit(service.model.example(1), Item({}, 0, done, time.perf_counter_ns(), 0))
             answered += 1
             await asyncio.sleep(0.02)
-            service.check(time.perf_counter_ns())
+            service.health.check(time.perf_counter_ns())
         assert engine.asked == answered, "it was never asked by itself"
 
     play(tmp_path, work)

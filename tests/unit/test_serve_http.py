@@ -20,7 +20,8 @@ from onejob.serve.journal import RequestLog
 from onejob.serve.model import ServedModel
 from onejob.serve.policy import Limits
 from onejob.serve.protocols import http
-from onejob.serve.protocols.http import Connection, Exchange, TooLargeError, inflate
+from onejob.serve.protocols.compression import TooLargeError, inflate
+from onejob.serve.protocols.http import Connection, Exchange
 from onejob.serve.protocols.http_api import Api
 from onejob.serve.registry import Registry
 from onejob.serve.router import Router

@@ -119,7 +119,7 @@ def test_the_key_is_the_rows_then_the_headers_then_the_requests_id(tmp_path: Pat
         assert chosen({}, yes, no)
         assert chosen({}, "", yes)
         assert not chosen({}, no, yes)
-        both.new.pause = "busy"  # one that hangs is asked no more
+        both.new.health.pause = "busy"  # one that hangs is asked no more
         assert not chosen({}, yes, yes)
 
     play(tmp_path, work, share=0.5)

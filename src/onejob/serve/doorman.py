@@ -8,11 +8,13 @@ waits, and is handed to a replica, socket and all, as soon as one is well again;
 from __future__ import annotations
 
 import contextlib
+import itertools
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from onejob.core.artifact import canonical
 
@@ -21,6 +23,17 @@ MOST = 1024
 """Connections that may wait here; more of them wait in the kernel's queue."""
 LOOK = 4096
 _PROBES = (b"/v2/health/ready", b"/v2/health/started")
+
+
+class Replica(Protocol):
+    """As far as the door needs one."""
+
+    unready: str
+
+    @property
+    def ready(self) -> bool: ...
+    def is_well(self, now: float) -> bool: ...
+    def give(self, sock: socket.socket) -> bool: ...
 
 
 @dataclass(eq=False)
@@ -40,10 +53,22 @@ class Doorman:
         self._selector = selector
         self._visitors: list[Visitor] = []
         self._listener: socket.socket | None = None
+        self._why = "no replica has started yet"
+        """Why no replica is well."""
 
-    @property
-    def open(self) -> bool:
-        return self._listener is not None
+    def keep(self, listener: socket.socket, replicas: Sequence[Replica], now: float) -> None:
+        """Stand at the door while none of the replicas is well; then hand over who waits."""
+        well = [replica for replica in replicas if replica.is_well(now)]
+        if not well:
+            told = next((replica.unready for replica in replicas if replica.unready), "")
+            silent = any(replica.ready for replica in replicas)
+            self._why = told or ("the engine hangs" if silent else "no replica has started yet")
+            self.stand(listener)
+            self.tend(now)
+        else:
+            self.leave()
+            turns = itertools.cycle(well)
+            self.hand_over(lambda sock: next(turns).give(sock))
 
     def stand(self, listener: socket.socket) -> None:
         """Accept from now on."""
@@ -72,7 +97,7 @@ class Doorman:
             self._visitors.append(visitor)
             self._selector.register(sock, selectors.EVENT_READ, visitor)
 
-    def look(self, visitor: Visitor, why: str) -> None:
+    def look(self, visitor: Visitor) -> None:
         """See what a visitor asks, and answer a probe."""
         try:
             data = visitor.sock.recv(LOOK, socket.MSG_PEEK)
@@ -90,15 +115,15 @@ class Doorman:
         if end >= 0 and data.startswith(b"GET ") and path == b"/v2/health/live":
             self._answer(visitor, 200, {})
         elif end >= 0 and is_probe:
-            self._answer(visitor, 503, {"error": f"not ready: {why}"})
+            self._answer(visitor, 503, {"error": f"not ready: {self._why}"})
         elif end >= 0 or len(data) == LOOK:
             visitor.asked = True
             self._selector.unregister(visitor.sock)  # it waits: nothing that it sends changes anything
 
-    def tend(self, why: str, now: float) -> None:
+    def tend(self, now: float) -> None:
         """Tell those who have waited long enough."""
         for visitor in [one for one in self._visitors if now - one.since > PATIENCE]:
-            self._answer(visitor, 503, {"error": f"not ready: {why}"})
+            self._answer(visitor, 503, {"error": f"not ready: {self._why}"})
 
     def hand_over(self, give: Callable[[socket.socket], bool]) -> None:
         """Give everybody who waits to a replica; who can't be given waits on."""

@@ -68,6 +68,11 @@ class Generation:
         return self.tried.former if self.tried else self.desired
 
     @property
+    def children(self) -> list[Child]:
+        """Its replicas, whatever they are doing."""
+        return [place.child for place in self.places if place.child is not None]
+
+    @property
     def number(self) -> int:
         return int(self.desired["generation"])
 

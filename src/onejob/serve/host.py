@@ -12,7 +12,6 @@ has a canary, the new replicas hold both engines, and the new one answers its sh
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import selectors
@@ -178,42 +177,27 @@ class Host:
 
     def _tend_models(self, now: float) -> None:
         """Carry on with changes of a repository's models; who missed one is replaced."""
-        places = self._current.places if self._current is not None else []
-        ready = [place.child for place in places if place.child is not None and place.child.ready]
+        current = self._current
+        ready = [child for child in current.children if child.ready] if current else []
         for child in ready:
             inbox, child.inbox = child.inbox, []
             for message in inbox:
                 self._changes.hear(child, message)
         self._changes.tend(ready, self._next is not None, now)
-        if self._changes.is_busy or self._current is None or "models" not in self._current.desired:
+        if self._changes.is_busy or current is None or "models" not in current.desired:
             return
-        for place in places:
+        for place in current.places:
             late = place.child
             if late is not None and late.ready and late.revision != self._changes.revision:
                 logger.info("replica %d is replaced: it serves models that have changed since it began", late.pid)
-                late.drain(self._current.grace)
-                self._leaving.append((late, now + self._current.grace + KILL_SECONDS))
                 place.child = None
+                self._let_go([late], current.grace, now)
 
     def _keep_door(self, now: float) -> None:
         """While no replica is well, somebody must say so."""
         generation = self._current or self._next
-        if generation is None:
-            return
-        children = [place.child for place in generation.places if place.child is not None]
-        well = [child for child in children if child.is_well(now)]
-        if not well:
-            self._doorman.stand(generation.listener)
-            self._doorman.tend(self._why_unwell(children), now)
-        else:
-            self._doorman.leave()
-            turns = itertools.cycle(well)
-            self._doorman.hand_over(lambda sock: next(turns).give(sock))
-
-    def _why_unwell(self, children: list[Child]) -> str:
-        told = next((child.unready for child in children if child.unready), "")
-        silent = any(child.ready for child in children)
-        return told or ("the engine hangs" if silent else "no replica has started yet")
+        if generation is not None:
+            self._doorman.keep(generation.listener, generation.children, now)
 
     def _reap(self, now: float) -> None:
         ended = False
@@ -371,10 +355,7 @@ class Host:
                 case Doorman():
                     self._doorman.accept()
                 case Visitor():
-                    generation = self._current or self._next
-                    places = generation.places if generation else []
-                    children = [place.child for place in places if place.child is not None]
-                    self._doorman.look(key.data, self._why_unwell(children))
+                    self._doorman.look(key.data)
                 case _:
                     self._woken.recv(4096)
 

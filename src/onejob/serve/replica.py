@@ -201,13 +201,13 @@ class Replica:
         for router in list(self._registry.routers()):
             for service in (router.main, router.new):
                 if service is not None:
-                    service.check(now)
-            if router.main.fault and not self._told_unready:
+                    service.health.check(now)
+            if router.main.health.fault and not self._told_unready:
                 self._told_unready = True
-                self._control.send({"unready": router.main.fault})
-            if router.new is not None and router.new.fault and not self._told_faulty:
+                self._control.send({"unready": router.main.health.fault})
+            if router.new is not None and router.new.health.fault and not self._told_faulty:
                 self._told_faulty = True
-                self._control.send({"faulty": router.new.fault})
+                self._control.send({"faulty": router.new.health.fault})
 
     def _sweep(self) -> None:
         """Close what is idle or slow; not often, since there may be thousands."""

@@ -25,21 +25,13 @@ from onejob.errors import (
 )
 from onejob.serve.batch import INLINE_NS, Batcher, Item, Piece
 from onejob.serve.capture import Capture, Record
+from onejob.serve.health import OWN, Health
 from onejob.serve.identify import Roles, Told, identify
 from onejob.serve.journal import RequestLog
 from onejob.serve.labels import LabelLog
 from onejob.serve.model import Column, ServedModel
 from onejob.serve.policy import Fit, Limits
 from onejob.serve.rows import Arrays, Layout, join
-
-OVERDUE_NS, OVERDUE_TIMES = 700_000_000, 5.0
-"""A batch that takes so long, and so many times as long as it should, makes its model unready while it lasts."""
-PROBE_NS, PROBE_TIMES = 250_000_000, 20.0
-"""A model that nobody asks is asked by ourselves so often; a slow one, after so many times what it takes."""
-OWN = object()
-"""Marks what the service asks for itself."""
-SUSPICIOUS_FAILURES = 3
-"""So many engine failures in a row, and the engine must pass its warm-up again to stay ready."""
 
 REASONS: tuple[tuple[type[Exception], str], ...] = (
     (BadRequestError, "REJECTED"),
@@ -119,14 +111,6 @@ class Service:
         self.labels = recorders.labels if recorders else None
         self._capture = recorders.capture if recorders else None
         self._roles = identity.roles
-        self.fault = ""
-        """Why this engine will not answer any more: its replica must be replaced."""
-        self.pause = ""
-        """Why it doesn't answer now: that may pass."""
-        self.last_ok = time.perf_counter_ns()
-        """When it last answered an inference, a client's or our own."""
-        self._probe: Item | None = None
-        self._probed = self._probe_failures = 0
         self.last_inference = 0
         """Milliseconds since the epoch."""
         self.metrics = metrics
@@ -134,7 +118,6 @@ class Service:
         """How requests lie in bytes that came as bytes (protocols/lane.py)."""
         self.shadow = False
         """Whether it is asked copies only: nobody sees its answers, so no line is logged."""
-        self._failures = 0
         self.batcher = Batcher(
             model.infer,
             limits,
@@ -145,67 +128,16 @@ class Service:
             on_quick=self._answer_quick,
             on_failure=self._suspect,
         )
+        self.health = Health(model, self.batcher, limits)
 
     @property
     def ready(self) -> bool:
-        """Whether this model answers: it has answered a real inference lately, and nothing says that it doesn't."""
-        return not self.fault and not self.pause
+        """Whether this model answers."""
+        return not self.health.reason
 
     @property
     def unready_reason(self) -> str:
-        return self.fault or self.pause
-
-    def check(self, now: int) -> None:
-        """Look whether the engine is well; ask it something if nobody else does. Called several times a second."""
-        batcher = self.batcher
-        if self.fault:
-            return
-        if batcher.stuck_ns() > self.limits.timeout_ns:
-            self.fault = "the engine hangs"
-        elif batcher.overdue(OVERDUE_NS, OVERDUE_TIMES):
-            usual = batcher.fit.predict(self.limits.rows) / 1e9
-            self.pause = (
-                f"the engine has been busy with one batch for {batcher.stuck_ns() / 1e9:.1f} s, usual is {usual:.3g} s"
-            )
-        elif dead := self.model.dead():
-            self.pause = dead
-        elif self._probe is not None and now - self._probe.received > self._patience(OVERDUE_NS, OVERDUE_TIMES):
-            self.pause = f"it has answered no inference for {(now - self.last_ok) / 1e9:.1f} s"
-        elif not self._probe_failures:
-            self.pause = ""
-        idle = self._probe is None and not batcher.pending
-        if idle and now - max(self.last_ok, self._probed) > self._patience(PROBE_NS, PROBE_TIMES):
-            self._ask_itself()
-
-    def _patience(self, least: int, times: float) -> float:
-        return max(least, times * self.batcher.fit.predict(1))
-
-    def _ask_itself(self) -> None:
-        """A real inference, of the input that it was warmed up with; nobody counts it."""
-
-        def done(item: Item) -> None:
-            self._probe = None
-            if item.error is None:
-                self.last_ok, self._probe_failures = time.perf_counter_ns(), 0
-                return
-            self._probe_failures += 1
-            self.pause = f"the engine fails: {item.error}"
-            if self._probe_failures >= SUSPICIOUS_FAILURES:
-                self.fault = self.pause
-
-        try:
-            features, rows, signature = self.model.prepare(self.model.example(1))
-        except Exception as error:
-            self._probe_failures += 1
-            self.pause = f"the engine fails: {error}"
-            return
-        self._probed = now = time.perf_counter_ns()
-        self._probe = Item(features, rows, done, now, now + self.limits.timeout_ns, signature)
-        self._probe.asked = OWN
-        try:
-            self.batcher.submit(self._probe)
-        except OverloadedError:
-            self._probe = None
+        return self.health.reason
 
     def submit(
         self, columns: Mapping[str, Column], item: Item, *, timeout_ns: int | None = None, size: int = 0
@@ -239,7 +171,7 @@ class Service:
             counters.count("infer_ns", item.finished - item.started)
             counters.count("output_ns", now - item.finished)
             self.last_inference = time.time_ns() // 1_000_000
-            self.last_ok, self._failures, self._probe_failures = now, 0, 0
+            self.health.answered(now)
             if self._capture is not None and item.outputs is not None:
                 record: Record = item.asked or self._record_of(item)
                 record.requests, record.outputs = (request,), item.outputs
@@ -323,7 +255,7 @@ class Service:
         ):
             values[name] = values.get(name, 0) + more
         self.last_inference = time.time_ns() // 1_000_000
-        self.last_ok, self._failures, self._probe_failures = now, 0, 0
+        self.health.answered(now)
 
     def _log_batch(self, items: Sequence[Item], ids: Sequence[str], rows: Sequence[int]) -> None:
         now = time.perf_counter_ns()
@@ -398,17 +330,8 @@ class Service:
         self.counters.count(f"batch_ns.{rows}", took)
 
     def _suspect(self, error: Exception) -> None:
-        """Several failures in a row: is it the engine, or what it was asked? The warm-up input tells."""
-        if isinstance(error, BadRequestError):
-            return
-        self._failures += 1
-        if self._failures < SUSPICIOUS_FAILURES or not self.ready:
-            return
-        self._failures = 0
-        try:
-            self.model.warm_up(1)
-        except Exception as broken:
-            self.fault = f"the engine fails: {broken}"
+        if not isinstance(error, BadRequestError):
+            self.health.failed()
 
 
 def reason_of(error: Exception | None) -> str:

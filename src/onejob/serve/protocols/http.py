@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
@@ -494,28 +493,3 @@ def _head_of(piece: bytes, exchange: Exchange) -> bytes:
     end = piece.find(b"\r\n\r\n") + 4
     whole = end > 3 and len(piece) == end + len(exchange.body) and b"transfer-encoding" not in exchange.headers
     return piece[:end] if whole and exchange.keep_alive and not exchange.old else b""
-
-
-class TooLargeError(ValueError):
-    """A body inflates to more than its bound."""
-
-
-def inflate(body: bytes, encoding: bytes, limit: int) -> bytes:
-    """A gzip or deflate body as it was; ValueError if it is damaged, TooLargeError beyond `limit` bytes."""
-    if encoding in (b"gzip", b"x-gzip"):
-        windows = [31]
-    elif encoding == b"deflate":
-        windows = [15, -15]  # zlib's frame as the standard says, or none as some send
-    else:
-        raise ValueError(f"unknown content encoding {encoding.decode('latin-1')!r}")
-    for window in windows:
-        inflator = zlib.decompressobj(window)
-        try:
-            data = inflator.decompress(body, limit + 1)
-        except zlib.error:
-            continue
-        if len(data) > limit:
-            raise TooLargeError(f"the body inflates to more than {limit} bytes")
-        if inflator.eof and not inflator.unused_data:
-            return data
-    raise ValueError(f"the body is not whole {encoding.decode('latin-1')} data")

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 from urllib.parse import quote, unquote_to_bytes
@@ -30,14 +28,14 @@ from onejob.errors import (
 from onejob.serve import describe, metrics
 from onejob.serve.labels import Batch, parse
 from onejob.serve.protocols import kserve
-from onejob.serve.protocols.answer import Encoder
 from onejob.serve.protocols.asking import Asked, Asking
+from onejob.serve.protocols.compression import TooLargeError, compress, inflate
 from onejob.serve.protocols.generate import EVENT_STREAM, encode_event, encode_generate, parse_generate
-from onejob.serve.protocols.http import JSON, MAX_BODY, Exchange, TooLargeError, answer, inflate
-from onejob.serve.protocols.interface import Interface
+from onejob.serve.protocols.http import JSON, MAX_BODY, Exchange, answer
 from onejob.serve.protocols.lane import Lane, layout_of
 from onejob.serve.protocols.paths import Path, parse_path
-from onejob.serve.protocols.plan import Plan, Plans, header_length
+from onejob.serve.protocols.plan import Plan, header_length
+from onejob.serve.protocols.spoken import Words
 from onejob.serve.protocols.text_lane import Skeleton, TextLane, text_lane_fits
 from onejob.serve.registry import Found, Registry
 from onejob.serve.router import Router
@@ -53,31 +51,11 @@ OCTETS = b"application/octet-stream"
 MAX_ID = 128
 MAX_LANES = 1024
 MAX_PATHS = 4096
-LEAST_COMPRESSED = 1024
-"""A shorter answer isn't compressed, whatever the client accepts."""
 _OK_JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 _LENGTH = b"Inference-Header-Content-Length: %d\r\n"
 _OWN = frozenset((b"x-request-id", b"x-request-key", b"content-encoding", b"accept-encoding", b"expect"))
 """Headers of requests that take the long way."""
 RETRY_AFTER = b"Retry-After: 1\r\n"
-
-
-@dataclass(frozen=True)
-class Words:
-    """How the messages of one version of a model are read and written."""
-
-    interface: Interface
-    plans: Plans
-    encoder: Encoder
-
-    @classmethod
-    def of(cls, service: Service) -> Words:
-        model, identity = service.model, service.identity
-        extras = identity.roles.extras
-        interface = Interface(
-            identity.name, model.inputs, model.outputs, raw=model.raw, extras=extras, labels=model.labels
-        )
-        return cls(interface, Plans(interface), Encoder(interface, identity.version, {"engine": identity.digest}))
 
 
 class Repository(Protocol):
@@ -371,7 +349,7 @@ class Api:
         encoder = self._words(service).encoder
         body, length = encoder.encode(outputs, plan.head.outputs, identifier, exchange.request_id)
         extra = b"" if length is None else _LENGTH % length
-        body, how = _compressed(body, exchange.headers.get(b"accept-encoding", b""))
+        body, how = compress(body, exchange.headers.get(b"accept-encoding", b""))
         exchange.reply(200, body, JSON if length is None else OCTETS, extra + how)
 
     def _wire_infer(self, outputs: Arrays, plan: Plan, service: Service, request_id: str) -> bytes:
@@ -424,17 +402,6 @@ def _disk(error: OSError) -> StoreError:
             "no space is left for this", place="disk", cure="Nothing was kept; send it again later."
         )
     return StoreError(f"it can't be written: {error.strerror}", place="disk", cure="Nothing was kept.")
-
-
-def _compressed(body: bytes, accepted: bytes) -> tuple[bytes, bytes]:
-    """An answer as the client would rather have it, and the header line that says so; small ones aren't worth it."""
-    if not accepted or len(body) < LEAST_COMPRESSED:
-        return body, b""
-    for name, window in ((b"gzip", 31), (b"deflate", 15)):
-        if name in accepted.lower():
-            made = zlib.compressobj(1, wbits=window)
-            return made.compress(body) + made.flush(), b"Content-Encoding: %b\r\n" % name
-    return body, b""
 
 
 def _proper_id(text: str) -> bool:
