@@ -379,12 +379,14 @@ def _numbers(parts: Sequence[Column], spec: TensorSpec) -> Any:
 
 def _lists(parts: Sequence[Column], rows: Sequence[int], kept: Any) -> tuple[Any, Any]:
     """(lengths, flat values) of a column with several values a row."""
-    pieces = [
-        row.reshape(-1) for part, count in zip(parts, rows, strict=True) for row in np.asarray(part).reshape(count, -1)
-    ]
-    chosen = pieces if kept is None else [pieces[row] for row in kept]
-    flat = np.concatenate(chosen)
-    lengths = [len(piece) for piece in chosen]
+    tables = [np.asarray(part).reshape(count, -1) for part, count in zip(parts, rows, strict=True)]
+    lengths = np.repeat([table.shape[1] for table in tables], rows).tolist()
+    if kept is None:
+        flat = np.concatenate([table.reshape(-1) for table in tables])
+    else:
+        pieces = [row for table in tables for row in table]
+        flat = np.concatenate([pieces[row] for row in kept])
+        lengths = [lengths[row] for row in kept]
     return lengths, [_text(value) for value in flat.tolist()] if flat.dtype == object else flat
 
 
