@@ -110,6 +110,14 @@ def test_a_missing_and_a_damaged_file_are_told_apart(engine: str, folder: Path) 
         open_model(folder, {"engine": engine})
 
 
+def test_openvino_opens_its_own_format(folder: Path, tmp_path: Path) -> None:
+    of_openvino.ov.save_model(of_openvino.ov.convert_model(folder / "model.onnx"), tmp_path / "model.xml", False)
+    assert not (tmp_path / "model.onnx").exists()
+    model = open_model(tmp_path, {"engine": "openvino"})
+    assert {spec.name for spec in model.inputs} == {"codes", "numbers"}
+    np.testing.assert_allclose(model.infer(rows(3))["y"], expected(rows(3)), atol=1e-5)
+
+
 class Bf16:
     """An OpenVINO that takes bf16 whatever it is asked for, and says so when it is asked."""
 

@@ -1,4 +1,4 @@
-"""Runs a `model.onnx` with OpenVINO on the CPU.
+"""Runs a `model.onnx`, or OpenVINO's own `model.xml` with its `model.bin`, with OpenVINO on the CPU.
 
 OpenVINO's default turns fp32 models into bf16 on processors that have it, without a word; so the precision is always
 asked for (f32) and read back from the compiled model. An int8 graph keeps its int8 parts; the rest of it runs in f32.
@@ -95,14 +95,15 @@ class OpenVinoModel:
 
 
 def open_model(folder: Path, meta: Mapping[str, Json], threads: int = 1) -> OpenVinoModel:
-    """Open `model.onnx` in an artifact's folder and compile it for this CPU.
+    """Open `model.onnx` or `model.xml` in an artifact's folder and compile it for this CPU.
 
     UnavailableError if OpenVINO isn't installed or would compute in another precision than f32; InferenceError if the
     file is missing or can't be loaded.
     """
     if ov is None:
         raise UnavailableError("OpenVINO is not installed", place="engine openvino", cure=CURE)
-    path = folder / "model.onnx"
+    own = folder / "model.xml"
+    path = own if own.is_file() else folder / "model.onnx"
     if not path.is_file():
         raise InferenceError("there is no such file", place=str(path), cure="`onejob verify` says what is damaged.")
     try:
