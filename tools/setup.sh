@@ -79,6 +79,14 @@ make_venv() {
     pwd >.venv/here
 }
 
+# The tests run a real Triton; there is one for some versions of Python only.
+install_triton() {
+    .venv/bin/python -m onejob.engines.triton.wheel >/dev/null && return
+    version=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    if may_apt && apt_install "libpython$version" && .venv/bin/python -m onejob.engines.triton.wheel >/dev/null; then return; fi
+    say "going on without a Triton: its tests are skipped here, and fail where nothing may be left out (CI)"
+}
+
 install() {
     say "installing onejob[$extra] with the versions of constraints.txt (a few minutes the first time) ..."
     began=$(date +%s)
@@ -86,6 +94,7 @@ install() {
     .venv/bin/python -m pip install -qq --disable-pip-version-check --no-input --root-user-action=ignore \
         -c constraints.txt -e ".[$extra]" \
         || fail "pip could not install onejob" "read pip's message above; running the same command again goes on from there"
+    if [ "$extra" = dev ]; then install_triton; fi
     say "installed in $(($(date +%s) - began)) s"
     wanted >"$stamp-$extra"
 }

@@ -15,6 +15,7 @@ echo "$@" >>"$LOG"
 case "$1 $2" in
     "-c import venv, ensurepip") exit {venv} ;;
     "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    "-m onejob.engines.triton.wheel") exit {triton} ;;
     "-m pip") [ "$3" != install ] || { touch .venv/bin/onejob && chmod +x .venv/bin/onejob; } ;;
 esac
 """
@@ -41,8 +42,8 @@ class Machine:
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
 
-    def add_python(self, *, venv: bool = True) -> None:
-        self.add("python3", PYTHON.replace("{venv}", "0" if venv else "1"))
+    def add_python(self, *, venv: bool = True, triton: bool = True) -> None:
+        self.add("python3", PYTHON.replace("{venv}", "0" if venv else "1").replace("{triton}", "0" if triton else "8"))
 
     def remove(self, name: str) -> None:
         (self.bin / name).unlink()
@@ -102,6 +103,22 @@ def test_what_brings_more_counts_for_less(machine: Machine) -> None:
     (machine.folder / "constraints.txt").write_text("click==9\n")
     assert "installing onejob[all]" in machine.set_up("all")[1]
     assert "installing onejob[dev]" in machine.set_up("dev")[1], "other constraints than those it was made with"
+
+
+def test_only_development_needs_a_triton(machine: Machine) -> None:
+    assert machine.set_up("all")[0] == 0
+    assert machine.asked("-m onejob.engines.triton.wheel") == 0
+    assert machine.set_up("dev")[0] == 0
+    assert machine.asked("-m onejob.engines.triton.wheel") == 1
+    assert machine.set_up("dev") == (0, "")
+    assert machine.asked("-m onejob.engines.triton.wheel") == 0
+
+
+def test_without_a_triton_it_goes_on_and_says_so(machine: Machine) -> None:
+    machine.add_python(triton=False)
+    code, text = machine.set_up("dev")
+    assert code == 0
+    assert "going on without a Triton" in text
 
 
 def test_an_install_that_was_cut_off_is_gone_on_with(machine: Machine) -> None:

@@ -23,6 +23,7 @@ MODULES: Mapping[str, str] = {
     "openvino": "onejob.engines.openvino",
     "pytorch": "onejob.engines.pytorch",
     "function": "onejob.engines.function.engine",
+    "triton": "onejob.engines.triton.engine",
 }
 
 

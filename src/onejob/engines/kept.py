@@ -24,6 +24,7 @@ STEADY_SECONDS = 10.0
 """One that has run so long, or has answered, is started again at once."""
 CLOSE_SECONDS = 3.0
 """How long it may take to end when it is asked to."""
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ class Running(Protocol):
     """A process that is ready."""
 
     process: subprocess.Popen[bytes]
+    lost: str
+    """What to say of it when another than itself has ended."""
 
     @property
     def descriptors(self) -> Sequence[int]:
@@ -190,7 +193,7 @@ class Kept(Generic[R]):
         broke = process.poll() is None  # not itself, but another that it can't do without
         process.kill()
         code = process.wait()
-        why = "a process of its own ended" if broke else ended(code)
+        why = running.lost if broke else ended(code)
         if code == -signal.SIGKILL and processes.killed_for_memory() > killed:
             why += " while the machine was out of memory"
         with self._changed:
@@ -206,6 +209,16 @@ class Kept(Generic[R]):
             self._again_at = self._clock() + seconds
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._closed, seconds)
+
+
+def environment(threads: int) -> dict[str, str]:
+    """What numerical libraries read when they are imported; what the user has set stays."""
+    return {
+        **dict.fromkeys(THREADS, str(threads)),
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",  # what is printed is in the log at once
+        "PYTHONDONTWRITEBYTECODE": "1",  # an artifact's folder stays as it is
+    }
 
 
 def pause(futile: int) -> float:

@@ -25,12 +25,11 @@ from onejob.core.tensor import DATATYPES, TensorSpec
 from onejob.engines import Arrays
 from onejob.engines.function.channel import ARRAYS, FAILED, Channel
 from onejob.engines.function.code import FILE
-from onejob.engines.kept import Kept, ended
+from onejob.engines.kept import Kept, ended, environment
 from onejob.errors import InferenceError, from_json
 
 WAIT_SECONDS = 10.0
 """How long a call waits for a child that is being started again."""
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class NotAskedError(Exception):
@@ -39,6 +38,8 @@ class NotAskedError(Exception):
 
 class Link:
     """A child, and this end of the channel to it."""
+
+    lost = "ended"
 
     def __init__(self, process: subprocess.Popen[bytes], channel: Channel, signature: Mapping[str, Json]) -> None:
         self.process = process
@@ -181,7 +182,7 @@ def _spawn(order: Mapping[str, Json]) -> subprocess.Popen[bytes]:
         [sys.executable, "-P", "-m", "onejob.engines.function.child", json.dumps(order)],
         stdin=subprocess.DEVNULL,
         pass_fds=[order["socket"]],
-        env=_environment(int(order["threads"])),
+        env=environment(int(order["threads"])),
     )
 
 
@@ -190,16 +191,6 @@ def _hear(channel: Channel, process: subprocess.Popen[bytes], place: str) -> tup
         return channel.receive()
     except (EOFError, ConnectionError):
         raise InferenceError(f"its process {ended(process.wait())} while it was loaded", place=place) from None
-
-
-def _environment(threads: int) -> dict[str, str]:
-    """What numerical libraries read when they are imported; what the user has set stays."""
-    return {
-        **dict.fromkeys(THREADS, str(threads)),
-        **os.environ,
-        "PYTHONUNBUFFERED": "1",  # what is printed is in the log at once
-        "PYTHONDONTWRITEBYTECODE": "1",  # an artifact's folder stays as it is
-    }
 
 
 def _specs(table: Json) -> tuple[TensorSpec, ...]:
