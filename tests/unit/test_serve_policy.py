@@ -54,7 +54,7 @@ def test_batches_of_one_size_give_half_to_each() -> None:
     [
         (0.02, 0.001, Limits(64, 2 * MS), Choice(64, 0)),  # quick: a wait would cost more than a batch
         (3.0, 3.0, Limits(64, 2 * MS), Choice(64, 2 * MS)),  # the job's bound
-        (1.0, 3.0, Limits(64, 2 * MS), Choice(64, 1 * MS)),  # never longer than the fixed cost
+        (1.0, 3.0, Limits(64, 2 * MS), Choice(16, 1 * MS)),  # never longer than the fixed cost
         (3.0, 3.0, Limits(64, 2 * MS, goal_ns=100 * MS), Choice(15, 2 * MS)),  # two batches within the goal
         (3.0, 3.0, Limits(8, 2 * MS, goal_ns=100 * MS), Choice(8, 2 * MS)),
         (30.0, 3.0, Limits(64, 2 * MS, goal_ns=20 * MS), Choice(1, 0)),  # it can't be kept: as near as can be
@@ -129,3 +129,23 @@ def test_nobody_waits_for_ever_beside_a_stream_of_small_and_large_ones() -> None
     late = [done[each] - came[each] for each in done]
     assert max(late) <= 12
     assert len(done) > name - 20
+
+
+def test_a_size_beyond_which_rows_get_no_cheaper_is_enough() -> None:
+    fit = Fit()
+    for _ in range(20):
+        for rows, each in ((1, 6.4), (2, 5.0), (4, 4.1), (8, 3.4), (16, 3.05), (32, 3.04), (64, 3.2)):
+            fit.add(rows, int(each * rows * MS))
+    assert choose(fit, Limits(64, 0)).size == 16
+    assert choose(fit, Limits(12, 0)).size == 12, "the job's bound"
+    quick = fitted(0.02 * MS, 0.0005 * MS, [1, 2, 4, 8, 16, 32, 64] * 9)
+    assert choose(quick, Limits(64, 0)).size == 64
+
+
+def test_what_a_size_costs_is_learnt_anew() -> None:
+    fit = Fit()
+    for each in (3.0, 6.0):
+        for _ in range(60):
+            fit.add(16, int(16 * each * MS))
+            fit.add(4, int(4 * 4.0 * MS))
+    assert choose(fit, Limits(64, 0)).size == 4

@@ -24,6 +24,7 @@ from onejob.serve.rows import Arrays, Raw, check_rows, join, split
 logger = logging.getLogger(__name__)
 
 INLINE_NS = 1_000_000
+EXPLORE = 64
 RELEARN = 32
 """So many batches between two looks at what size and wait are best."""
 
@@ -237,23 +238,28 @@ class Batcher:
             self._timer = self._loop.call_later((wait - age) / 1e9 + 1e-5, self._tick)
             return
         self._recent = self._count
-        pieces = self._next(now)
+        pieces = self._next(now, self._size())
         if pieces:
             self._start(pieces, now)
         elif self._count:
             self._poke()
 
-    def _next(self, now: int) -> list[Piece]:
+    def _size(self) -> int:
+        """Most rows of the next batch; now and then twice the best, to learn whether it still is."""
+        size = self.choice.size
+        return size if self._measured % EXPLORE else min(2 * size, self._limits.rows)
+
+    def _next(self, now: int, size: int) -> list[Piece]:
         """What runs now, taken out of the queue; what is past its deadline is answered, and not computed."""
         queues = [queue for queue in self._waiting.values() if queue]
         items = queues[0] if len(queues) == 1 else list(chain.from_iterable(queues))
         shape = items[0].signature
         if not self._batchable:
             taken = [(0, items[0].rows)]
-        elif self._rows <= self.choice.size and _are_plain(items, shape, now):
+        elif self._rows <= size and _are_plain(items, shape, now):
             return self._take_all(queues, items)
         else:
-            taken = take(((item.rows - item.begun, item.signature) for item in items), self.choice.size)
+            taken = take(((item.rows - item.begun, item.signature) for item in items), size)
         pieces: list[Piece] = []
         ended = 0
         for item, rows in [(items[at], rows) for at, rows in taken]:

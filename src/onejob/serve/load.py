@@ -23,8 +23,8 @@ from onejob.serve.service import Identity, Recorders, Service
 from onejob.serve.spool import Spool
 
 WARM_UPS = 3
-SLOW_NS = 200_000_000
-"""One warm-up more that takes so long tells nothing that is worth the wait."""
+SLOW_NS = 100_000_000
+"""Where a batch takes so long, larger ones aren't worth the wait."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def open_all(folder: Path, desired: Mapping[str, Json], *, shadow: bool = False)
 
 
 def open_warm(options: Options) -> tuple[ServedModel, Fit]:
-    """The model, after warm-up inferences of one row and of a whole batch; and how long these take."""
+    """The model, after warm-up inferences of one row and of larger and larger batches; and how long these take."""
     engine = options.desired["engine"]
     project = options.desired.get("project")
     if project:
@@ -174,15 +174,16 @@ def open_warm(options: Options) -> tuple[ServedModel, Fit]:
     model = open_served(Path(engine["dir"]), engine.get("meta", {}), threads=options.threads)
     reach("replica.before_warm_up")
     fit, most = Fit(), options.limits.rows if model.batchable else 1
-    for rows in (1, most):
+    for rows in (*(2**power for power in range(most.bit_length()) if 2**power < most), most):
         model.warm_up(rows)  # the first of a size is slow: what it needs is set up then
+        took = 0
         for _ in range(WARM_UPS):
             begun = time.perf_counter_ns()
             model.warm_up(rows)
             took = time.perf_counter_ns() - begun
             fit.add(rows, took)
-            if took > SLOW_NS:
-                break
+        if took > SLOW_NS:
+            break  # larger ones will be measured when they come
     return model, fit
 
 

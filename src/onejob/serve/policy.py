@@ -1,10 +1,11 @@
 """When the batcher runs what: pure functions of what waits and of how long the engine's recent batches took.
 
 Nothing is to be tuned. A batch of n rows takes about `fixed + n * each`; both are fitted to the recent batches, the
-newer ones counting more. From them follow the size (the largest that keeps the latency goal: a request may have to
-wait for another batch first) and the wait: a request waits for company no longer than the fixed cost that company would
-save, so waiting costs at most as much again as never waiting, whatever comes (the ski-rental argument: Karlin, Manasse,
-Rudolph & Sleator, "Competitive snoopy caching", Algorithmica 3, 1988). `[serve] batch` bounds both.
+newer ones counting more. From them follow the size (the smallest at which a row costs nearly the least, and that keeps
+the latency goal: a request may have to wait for another batch first) and the wait: a request waits for company no
+longer than the fixed cost that company would save, so waiting costs at most as much again as never waiting, whatever
+comes (the ski-rental argument: Karlin, Manasse, Rudolph & Sleator, "Competitive snoopy caching", Algorithmica 3, 1988).
+`[serve] batch` bounds both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from dataclasses import dataclass
 
 DECAY = 0.98
 """What a batch counts for when the next one has been measured."""
+NEARLY = 1.03
+"""A row that costs no more than so many times the least costs nearly the least."""
+COST_DECAY = 0.9
 TIMER_NS = 500_000
 """A shorter wait isn't worth a timer, whose grain is a millisecond: then the batch starts at once."""
 SHARE = 2
@@ -46,12 +50,15 @@ class Choice:
 class Fit:
     """Least squares of a batch's duration over its rows, the newer ones counting more."""
 
-    __slots__ = ("_n", "_x", "_xx", "_xy", "_y", "each", "fixed")
+    __slots__ = ("_n", "_x", "_xx", "_xy", "_y", "costs", "each", "fixed")
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
         self.fixed = self.each = 0.0
         """Nanoseconds of a batch, and of each of its rows."""
+        self.costs: dict[int, float] = {}
+        """Power of two -> nanoseconds a row in batches of so many rows, or up to twice as many: a straight line doesn't
+        know of caches."""
 
     def add(self, rows: int, took: int) -> None:
         """One more batch."""
@@ -66,6 +73,8 @@ class Fit:
         elif self.each == 0.0:  # batches of one size only don't tell the two apart: half of it may be either
             self.each = self._y / max(self._x, 1.0) / 2
         self.fixed = max(0.0, (self._y - self.each * self._x) / self._n)
+        power, cost = rows.bit_length() - 1, took / max(rows, 1)
+        self.costs[power] = cost + COST_DECAY * (self.costs.get(power, cost) - cost)
 
     def predict(self, rows: int) -> float:
         """Nanoseconds that a batch of so many rows takes."""
@@ -74,13 +83,22 @@ class Fit:
 
 def choose(fit: Fit, limits: Limits) -> Choice:
     """Size and wait for an engine that has been measured."""
-    size = limits.rows
+    size = cheapest(fit, limits.rows)
     if limits.goal_ns and fit.each > 0:
         size = max(1, min(size, int((limits.goal_ns / 2 - fit.fixed) / fit.each)))
     wait = min(limits.wait_ns, int(fit.fixed))
     if limits.goal_ns:
         wait = min(wait, int(limits.goal_ns - 2 * fit.predict(size)))
     return Choice(size, wait if wait >= TIMER_NS else 0)
+
+
+def cheapest(fit: Fit, most: int) -> int:
+    """The smallest power of two at which a row costs nearly the least; `most` where larger ones may be cheaper."""
+    if not fit.costs:
+        return most
+    bound = NEARLY * min(fit.costs.values())
+    power = min(power for power, cost in fit.costs.items() if cost <= bound)
+    return most if power == max(fit.costs) or 2 ** (power + 1) > most else 2**power
 
 
 def due(rows: int, requests: int, age: int, recent: int, choice: Choice) -> bool:
