@@ -53,7 +53,7 @@ def test_batches_of_one_size_give_half_to_each() -> None:
     ("fixed", "each", "limits", "expected"),
     [
         (0.02, 0.001, Limits(64, 2 * MS), Choice(64, 0)),  # quick: a wait would cost more than a batch
-        (3.0, 3.0, Limits(64, 2 * MS), Choice(64, 2 * MS)),  # the job's bound
+        (3.0, 3.0, Limits(64, 2 * MS), Choice(16, 2 * MS)),  # a row is hardly cheaper beyond; the wait has its bound
         (1.0, 3.0, Limits(64, 2 * MS), Choice(16, 1 * MS)),  # never longer than the fixed cost
         (3.0, 3.0, Limits(64, 2 * MS, goal_ns=100 * MS), Choice(15, 2 * MS)),  # two batches within the goal
         (3.0, 3.0, Limits(8, 2 * MS, goal_ns=100 * MS), Choice(8, 2 * MS)),
@@ -144,8 +144,17 @@ def test_a_size_beyond_which_rows_get_no_cheaper_is_enough() -> None:
 
 def test_what_a_size_costs_is_learnt_anew() -> None:
     fit = Fit()
-    for each in (3.0, 6.0):
-        for _ in range(60):
+    for each, times in ((3.0, 60), (6.0, 400)):
+        for _ in range(times):
             fit.add(16, int(16 * each * MS))
             fit.add(4, int(4 * 4.0 * MS))
     assert choose(fit, Limits(64, 0)).size == 4
+
+
+def test_neighbours_that_hold_batches_up_decide_nothing() -> None:
+    chance = random.Random(3)
+    fit = Fit()
+    for _ in range(300):
+        for rows, each in ((1, 6.4), (4, 4.1), (16, 3.05), (64, 3.2)):
+            fit.add(rows, int(each * rows * MS * (1 if chance.random() < 0.5 else 1 + 4 * chance.random())))
+    assert choose(fit, Limits(64, 0)).size in (16, 64)

@@ -17,7 +17,8 @@ DECAY = 0.98
 """What a batch counts for when the next one has been measured."""
 NEARLY = 1.03
 """A row that costs no more than so many times the least costs nearly the least."""
-COST_DECAY = 0.9
+FALLS, RISES = 0.5, 0.02
+"""What a new measurement counts for: a batch is held up by a neighbour often, and never helped."""
 TIMER_NS = 500_000
 """A shorter wait isn't worth a timer, whose grain is a millisecond: then the batch starts at once."""
 SHARE = 2
@@ -74,7 +75,8 @@ class Fit:
             self.each = self._y / max(self._x, 1.0) / 2
         self.fixed = max(0.0, (self._y - self.each * self._x) / self._n)
         power, cost = rows.bit_length() - 1, took / max(rows, 1)
-        self.costs[power] = cost + COST_DECAY * (self.costs.get(power, cost) - cost)
+        before = self.costs.get(power, cost)
+        self.costs[power] = before + (FALLS if cost < before else RISES) * (cost - before)
 
     def predict(self, rows: int) -> float:
         """Nanoseconds that a batch of so many rows takes."""
