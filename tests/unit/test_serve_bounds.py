@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from test_serve_http import CHUNKED, GET, POST, Keeper, Scene, Transport, in_loop
 
-from onejob.serve.protocols import http
+from onejob.core.tensor import TensorSpec
+from onejob.serve.policy import Limits
+from onejob.serve.protocols import http, http_api, lane
 from onejob.serve.protocols.http import Connection, Exchange, Room
+from onejob.testing.api import Function, Replica
+from onejob.testing.hostile import ask, infer
 
 
 class Slow(Transport):
@@ -276,3 +284,95 @@ def test_a_flood_of_one_client_lets_others_in_between() -> None:
             await asyncio.sleep(0)
 
     asyncio.run(run())
+
+
+# ---- what is learnt of requests
+
+
+def play(folder: Path, work: Callable[[Replica], Awaitable[None]], **options: Any) -> None:
+    async def run() -> None:
+        replica = Replica(folder, **options)
+        await work(replica)
+        replica.close()
+
+    asyncio.run(run())
+
+
+async def hear(replica: Replica, *requests: bytes) -> list[tuple[int, bytes]]:
+    client = replica.client()
+    for each in requests:
+        await client.send([each])
+        await client.settle()
+    client.leave()
+    return [(answer.status, answer.body) for answer in client.answers()]
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_long_requests_and_paths_are_not_remembered(tmp_path: Path, binary: bool) -> None:
+    async def work(replica: Replica) -> None:
+        api = replica.api
+        x = {"x": np.array([1, 2], "<f4")}
+        for number in range(5):
+            padding = b"X-Padding: %d%b\r\n" % (number, b"x" * http_api.LONGEST_LANE)
+            body, length = infer("m", x, binary=binary)
+            assert (await hear(replica, ask(b"/v2/models/m/infer", body, length, padding)))[0][0] == 200
+            body, length = infer("m", x, binary=binary, parameters={"own": "y" * http_api.LONGEST_LANE})
+            assert (await hear(replica, ask(b"/v2/models/m/infer", body, length)))[0][0] == 200
+            path = b"/%d" % number + b"z" * http_api.LONGEST_PATH
+            assert (await hear(replica, b"GET %b HTTP/1.1\r\n\r\n" % path))[0][0] == 404
+        assert not api._lanes
+        assert len(api._paths) == 1
+        body, length = infer("m", x, binary=binary)
+        await hear(replica, ask(b"/v2/models/m/infer", body, length))
+        assert len(api._lanes) == 1, "short ones are"
+
+    play(tmp_path, work)
+
+
+def test_layouts_of_a_model_whose_tensors_vary_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "MAX_LAYOUTS", 10)
+    spec = TensorSpec("x", "FP32", (-1, -1))
+    models = {"m": Function(lambda given: {"y": given["x"]}, [spec], [TensorSpec("y", "FP32", (-1, -1))])}
+
+    async def work(replica: Replica) -> None:
+        for width in range(1, 50):
+            x = np.arange(width, dtype="<f4")
+            body, length = infer("m", {"x": np.repeat(x, 2)})
+            body = body.replace(b"[%d, 2]" % width, b"[1, %d]" % (2 * width))
+            length = len(body) - 8 * width
+            answers = await hear(replica, *[ask(b"/v2/models/m/infer", body, length)] * 2)
+            assert [status for status, _ in answers] == [200, 200]
+            assert answers[1][1].endswith(np.repeat(x, 2).tobytes())
+        assert 1 <= len(replica.services["m"].layouts) <= 10
+
+    play(tmp_path, work, models=models)
+
+
+def test_priorities_that_nobody_tells_apart_cost_nothing(tmp_path: Path) -> None:
+    async def work(replica: Replica) -> None:
+        for priority in (1, 2, 50, 64, 65, 1000, *range(10**6, 10**6 + 300), 2**64 - 1):
+            body, length = infer("m", {"x": np.ones(2, "<f4")}, parameters={"priority": priority})
+            assert (await hear(replica, ask(b"/v2/models/m/infer", body, length)))[0][0] == 200
+        assert len(replica.services["m"].batcher._waiting) <= 64
+
+    play(tmp_path, work, limits=Limits(rows=8, queue=100))
+
+
+def test_the_rest_of_a_message_that_is_known_is_no_message(tmp_path: Path) -> None:
+    async def work(replica: Replica) -> None:
+        x = {"x": np.array([1, 2], "<f4")}
+        body, length = infer("m", x, id="theirs")
+        assert length is not None
+        body = body.replace(b'{"id": "theirs", ', b'{"id":"theirs",')
+        length = len(body) - 8
+        rest = body.removeprefix(b'{"id":"theirs')
+        heard = await hear(
+            replica,
+            ask(b"/v2/models/m/infer", body, length),
+            ask(b"/v2/models/m/infer", rest, len(rest) - 8),
+            ask(b"/v2/models/m/infer", body.replace(b"theirs", b"mine"), length - 2),
+        )
+        assert [status for status, _ in heard] == [200, 400, 200]
+        assert [b"theirs" in answer for _, answer in heard] == [True, False, False]
+
+    play(tmp_path, work)

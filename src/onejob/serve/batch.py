@@ -24,6 +24,8 @@ from onejob.serve.rows import Arrays, Raw, check_rows, join, split
 logger = logging.getLogger(__name__)
 
 INLINE_NS = 1_000_000
+LEAST_URGENT = 64
+"""Less urgent than that are all the same."""
 EXPLORE = 64
 RELEARN = 32
 """So many batches between two looks at what size and wait are best."""
@@ -154,9 +156,10 @@ class Batcher:
         if self._count and self._bytes + item.size > self._limits.queue_bytes:
             raise OverloadedError(f"{self._bytes >> 20} MiB of requests wait already", place="queue")
         item.queued = self._clock()
-        queue = self._waiting.get(item.priority)
+        level = item.priority if item.priority < LEAST_URGENT else LEAST_URGENT
+        queue = self._waiting.get(level)
         if queue is None:
-            self._waiting[item.priority] = queue = deque()
+            self._waiting[level] = queue = deque()
             self._waiting = dict(sorted(self._waiting.items()))
         queue.append(item)
         self._count += 1
@@ -386,7 +389,8 @@ class Batcher:
                 self._settle_one(item, None, answer, now)
                 self._on_failure(answer)
             elif stop < item.rows:
-                item.parts = [*(item.parts or ()), answer]
+                item.parts = item.parts or []
+                item.parts.append(answer)
             elif item.parts:
                 self._settle_one(item, join([*item.parts, answer]), None, now)
             else:

@@ -341,11 +341,14 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             return
         exchange.method = self._parser.get_method()
-        exchange.old = self._parser.get_http_version() == "1.0"
+        version = self._parser.get_http_version()
+        exchange.old = version == "1.0"
         self._in_body = True
         self.exchanges.append(exchange)
         length = exchange.headers.get(b"content-length", b"0")
-        if exchange.method == b"CONNECT":
+        if not exchange.old and version != "1.1":
+            self._refuse(505, "HTTP/1.1 is wanted")
+        elif exchange.method == b"CONNECT":
             self._refuse(405, "Method Not Allowed")
         elif length.isdigit() and int(length) > self._max_body:
             self._refuse(413, f"the body is larger than {self._max_body} bytes")

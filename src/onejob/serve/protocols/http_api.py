@@ -34,7 +34,7 @@ from onejob.serve.protocols.generate import EVENT_STREAM, encode_event, encode_g
 from onejob.serve.protocols.http import JSON, MAX_BODY, Exchange, answer
 from onejob.serve.protocols.lane import Lane, layout_of
 from onejob.serve.protocols.paths import Path, parse_path
-from onejob.serve.protocols.plan import Plan, header_length
+from onejob.serve.protocols.plan import Head, Plan, header_length
 from onejob.serve.protocols.spoken import Words
 from onejob.serve.protocols.text_lane import Skeleton, TextLane, text_lane_fits
 from onejob.serve.registry import Found, Registry
@@ -51,6 +51,8 @@ OCTETS = b"application/octet-stream"
 MAX_ID = 128
 MAX_LANES = 1024
 MAX_PATHS = 4096
+LONGEST_LANE, LONGEST_PATH = 8192, 256
+"""Bytes of what is learnt of a request; of longer ones nothing is."""
 _OK_JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 _LENGTH = b"Inference-Header-Content-Length: %d\r\n"
 _OWN = frozenset((b"x-request-id", b"x-request-key", b"content-encoding", b"accept-encoding", b"expect"))
@@ -108,11 +110,14 @@ class Api:
         return _names(exchange.request_id, exchange.engine or self._registry.digest)
 
     def _path(self, url: bytes) -> Path | None:
-        if url not in self._paths:
+        if url in self._paths:
+            return self._paths[url]
+        path = parse_path(url)
+        if len(url) <= LONGEST_PATH:
             if len(self._paths) >= MAX_PATHS:
                 self._paths.clear()
-            self._paths[url] = parse_path(url)
-        return self._paths[url]
+            self._paths[url] = path
+        return path
 
     # ---- routes
 
@@ -278,8 +283,10 @@ class Api:
         skeleton = None
         if head is None:
             skeleton = Skeleton.of(exchange.head, exchange.body)
-            if skeleton is None:
+            if skeleton is None or len(skeleton) > LONGEST_LANE:
                 return
+        elif len(exchange.head) + len(head) > LONGEST_LANE:
+            return
         key: object = skeleton.key if skeleton else exchange.head + (head or b"")
         lane = self._lanes.get(key)
         if lane is None or not lane.leads_to(router.main):
@@ -352,14 +359,14 @@ class Api:
         body, how = compress(body, exchange.headers.get(b"accept-encoding", b""))
         exchange.reply(200, body, JSON if length is None else OCTETS, extra + how)
 
-    def _wire_infer(self, outputs: Arrays, plan: Plan, service: Service, request_id: str) -> bytes:
+    def _wire_infer(self, outputs: Arrays, asked: Head, service: Service, request_id: str) -> bytes:
         """An answer in bytes as it goes over the wire."""
-        body, length = self._words(service).encoder.encode(outputs, plan.head.outputs, "", request_id)
+        body, length = self._words(service).encoder.encode(outputs, asked.outputs, "", request_id)
         return answer(200, OCTETS, _names(request_id, service.identity.digest) + _LENGTH % (length or 0), body)
 
-    def _text_infer(self, outputs: Arrays, plan: Plan, service: Service, request_id: str) -> bytes:
+    def _text_infer(self, outputs: Arrays, asked: Head, service: Service, request_id: str) -> bytes:
         """The body of an answer in JSON."""
-        return self._words(service).encoder.encode(outputs, plan.head.outputs, "", request_id)[0]
+        return self._words(service).encoder.encode(outputs, asked.outputs, "", request_id)[0]
 
     def _answer_predict(self, exchange: Exchange, outputs: Arrays, service: Service) -> None:
         exchange.reply(200, kserve.encode_predict(outputs, service.model.outputs))

@@ -14,6 +14,8 @@ from onejob.core.tensor import TensorSpec
 from onejob.errors import BadRequestError
 from onejob.serve.protocols import tensors, words
 
+MOST_TOLD = 100
+"""Names, or sizes of a shape, that an error tells."""
 Specs = Mapping[str, TensorSpec]
 Array = np.ndarray[Any, Any]
 
@@ -88,7 +90,7 @@ def fit(parts: Sequence[Part], interface: Interface, identifier: str) -> int:
         if interface.batched:
             rows = _check_rows(part, interface.name, rows, identifier)
         if part.shape != spec.shape and not _fits(part.shape, spec.shape, interface.raw):
-            expected, got = (str(list(shape)).replace(" ", "") for shape in (spec.shape, part.shape))
+            expected, got = (str(list(shape[:MOST_TOLD])).replace(" ", "") for shape in (spec.shape, part.shape))
             raise refused(
                 identifier,
                 f"unexpected shape for input '{part.name}' for model '{interface.name}'. "
@@ -110,7 +112,7 @@ def _check_names(parts: Sequence[Part], interface: Interface, identifier: str) -
     if missing or unknown:
         most, least = len(interface.inputs), interface.required
         expected = f"{most} inputs" if most == least else f"number of inputs between {least} and {most}"
-        told, lacking = (",".join(f"'{name}'" for name in names) for names in (given, missing))
+        told, lacking = (",".join(f"'{name}'" for name in names[:MOST_TOLD]) for names in (given, missing))
         raise refused(
             identifier,
             f"expected {expected} but got {len(given)} inputs for model '{interface.name}'. Got input(s) [{told}], "

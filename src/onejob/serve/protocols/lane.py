@@ -18,14 +18,16 @@ from onejob.errors import OnejobError
 from onejob.serve.batch import Item
 from onejob.serve.protocols.http import Connection, Exchange
 from onejob.serve.protocols.kserve import NORMAL
-from onejob.serve.protocols.plan import Plan
+from onejob.serve.protocols.plan import Head, Plan
 from onejob.serve.router import Router
 from onejob.serve.rows import Arrays, Layout, Raw
 from onejob.serve.service import Service
 
-Wire = Callable[[Arrays, Plan, Service, str], bytes]
-"""(outputs, plan of the request, service, request id) -> an answer as it goes over the wire."""
+Wire = Callable[[Arrays, Head, Service, str], bytes]
+"""(outputs, what the request asked for, service, request id) -> an answer as it goes over the wire."""
 Fault = Callable[[Exchange, Exception], int]
+MAX_LAYOUTS = 1024
+"""Of a model whose tensors vary in size."""
 MARK = "@" * 26
 """Stands for the id in an answer that is a pattern; as long as one that a replica makes."""
 
@@ -96,7 +98,7 @@ class Lane:
         self.layout = layout
         self.rows = plan.rows
         self.priority = plan.head.priority or NORMAL
-        self._plan = plan
+        self._head = plan.head
         self._router, self._service = router, router.main
         self._wire, self._fault = wire, fault
         self.signature = layout.dims
@@ -191,7 +193,7 @@ class Lane:
         if shapes != self._shapes:
             self._shapes = shapes
             example = {name: outputs[name][:1].repeat(self.rows, axis=0) for name in self._outputs}
-            text = self._wire(example, self._plan, self._service, MARK)
+            text = self._wire(example, self._head, self._service, MARK)
             size = sum(cut[name][1] * self.rows for name in self._outputs)
             self._pattern = text[: len(text) - size].split(MARK.encode())
 
@@ -211,6 +213,8 @@ def layout_of(plan: Plan, arrays: Arrays, service: Service) -> Layout | None:
             return None
     key = tuple((name, array.dtype.str, array.shape[1:]) for name, array in arrays.items())
     if key not in service.layouts:
+        if len(service.layouts) >= MAX_LAYOUTS:
+            service.layouts.clear()
         service.layouts[key] = Layout(
             tuple(arrays),
             tuple(array.dtype for array in arrays.values()),

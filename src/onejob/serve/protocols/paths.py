@@ -32,6 +32,8 @@ class Path:
 
 def parse_path(url: bytes) -> Path | None:
     """The path of a URL; None if it is none of ours."""
+    if b"://" in url and not url.startswith(b"/"):  # as proxies are asked; a server must take it, too
+        url = b"/" + url.partition(b"://")[2].partition(b"/")[2]
     text = unquote_to_bytes(url.partition(b"?")[0]).decode("utf-8", "replace").strip("/")
     if text in FIXED:
         return Path(text)

@@ -207,7 +207,7 @@ def check_parameter(name: str, value: Json, model: str) -> None:
 
 
 def _split(head: bytes) -> tuple[bytes, str | None]:
-    """A head without its id, and the id, where it comes first and is plain: it differs from request to request."""
+    """A head with an empty id for its own, and the id, where that comes first and is plain: it differs each time."""
     if not head.startswith(_ID):
         return head, None
     end = head.find(b'"', len(_ID))
@@ -215,7 +215,7 @@ def _split(head: bytes) -> tuple[bytes, str | None]:
     if end < 0 or b"\\" in identifier or not identifier.isascii():
         return head, None
     text = identifier.decode("ascii")
-    return (head[end:], text) if text.isprintable() else (head, None)
+    return (_ID + head[end:], text) if text.isprintable() else (head, None)
 
 
 def _raw_text(body: bytes, name: str, dims: tuple[int, ...], interface: Interface) -> Part:
@@ -246,11 +246,13 @@ def _raw_numbers(length: int, spec: TensorSpec, dims: tuple[int, ...], interface
 def _read_inputs(message: Mapping[str, Json], interface: Interface, binary: int, identifier: str) -> list[Part]:
     entries = words.list_of(words.member(message, "inputs"), "inputs")
     parts: list[Part] = []
+    names: set[str] = set()
     offset = 0
     for entry in entries:
         part = _read_input(entry, interface, offset, binary)
-        if any(other.name == part.name for other in parts):
+        if part.name in names:
             raise refused(identifier, f"input '{part.name}' already exists in request")
+        names.add(part.name)
         parts.append(part)
         offset += part.size
     if offset != binary:

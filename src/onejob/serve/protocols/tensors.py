@@ -71,7 +71,7 @@ def from_json(
     """An array from a flat or nested JSON list; `nulls` allows null text (a null is NaN where a float is wanted)."""
     flat, count = _flatten(data, place), math.prod(shape)
     if len(flat) != count:
-        raise BadRequestError(f"expected {count} elements for shape {list(shape)}, got {len(flat)}", place=place)
+        raise BadRequestError(f"expected {count} elements for shape {list(shape)!s:.200}, got {len(flat)}", place=place)
     if datatype == "BYTES":
         return _texts(flat, place, nulls, octets).reshape(shape)
     array = _packed(flat, datatype) if flat and datatype != "BOOL" else None

@@ -22,13 +22,13 @@ from onejob.serve.protocols import tensors
 from onejob.serve.protocols.http import Connection, Exchange
 from onejob.serve.protocols.kserve import NORMAL
 from onejob.serve.protocols.lane import MARK, Fault
-from onejob.serve.protocols.plan import Plan
+from onejob.serve.protocols.plan import Head, Plan
 from onejob.serve.router import Router
 from onejob.serve.rows import Arrays
 from onejob.serve.service import Service
 
-Encode = Callable[[Arrays, Plan, Service, str], bytes]
-"""(outputs, plan of the request, service, request id) -> the body of an answer."""
+Encode = Callable[[Arrays, Head, Service, str], bytes]
+"""(outputs, what the request asked for, service, request id) -> the body of an answer."""
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n")
 _DATA = re.compile(rb'"data"\s*:\s*(\[[\[\]\s,\-+.0-9eEa-z]*\])')
 MOST = 65_536
@@ -97,7 +97,7 @@ class TextLane:
         self.rows = plan.rows
         self.priority = plan.head.priority or NORMAL
         self.signature = plan.signature
-        self._skeleton, self._plan = skeleton, plan
+        self._skeleton, self._asked = skeleton, plan.head
         self._router, self._service = router, router.main
         self._encode, self._head, self._fault = encode, head, fault
         limit = self._service.limits.timeout_ns
@@ -180,7 +180,7 @@ class TextLane:
     def _fit(self, outputs: Arrays, dims: tuple[int, ...]) -> None:
         """The pattern of an answer: what stands before the id, between id and numbers, and after them."""
         example = {name: array[:1].repeat(self.rows, axis=0) for name, array in outputs.items()}
-        text = self._encode(example, self._plan, self._service, MARK)
+        text = self._encode(example, self._asked, self._service, MARK)
         match = _DATA.search(text)
         assert match is not None
         before, after = text[: match.start(1) + 1], text[match.end(1) - 1 :]
@@ -216,6 +216,9 @@ class Skeleton:
             return None
         numbers = data[start : len(data) - len(self._after)]
         return numbers if numbers[:1] == b"[" else None
+
+    def __len__(self) -> int:
+        return len(self.before_length) + len(self._start) + len(self._after)
 
     @property
     def key(self) -> tuple[bytes, bytes, bytes]:
