@@ -87,6 +87,11 @@ install_triton() {
     say "going on without a Triton: its tests are skipped here, and fail where nothing may be left out (CI)"
 }
 
+# Clients that can't live beside onejob. What can't be had is told by the script.
+install_clients() {
+    .venv/bin/python tools/clients.py .venv/clients || say "going on without; where nothing may be left out (CI), the tests fail"
+}
+
 install() {
     say "installing onejob[$extra] with the versions of constraints.txt (a few minutes the first time) ..."
     began=$(date +%s)
@@ -94,7 +99,7 @@ install() {
     .venv/bin/python -m pip install -qq --disable-pip-version-check --no-input --root-user-action=ignore \
         -c constraints.txt -e ".[$extra]" \
         || fail "pip could not install onejob" "read pip's message above; running the same command again goes on from there"
-    if [ "$extra" = dev ]; then install_triton; fi
+    if [ "$extra" = dev ]; then install_triton; install_clients; fi
     say "installed in $(($(date +%s) - began)) s"
     wanted >"$stamp-$extra"
 }
@@ -104,6 +109,7 @@ if [ "$extra" = dev ]; then check_postgres; fi
 if is_done "$extra" || { [ "$extra" = all ] && is_done dev; }; then exit 0; fi
 need git git
 need make make
+if [ "$extra" = dev ]; then need curl curl; fi
 check_python
 make_venv
 install

@@ -16,6 +16,7 @@ case "$1 $2" in
     "-c import venv, ensurepip") exit {venv} ;;
     "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
     "-m onejob.engines.triton.wheel") exit {triton} ;;
+    "tools/clients.py .venv/clients") exit {clients} ;;
     "-m pip") [ "$3" != install ] || { touch .venv/bin/onejob && chmod +x .venv/bin/onejob; } ;;
 esac
 """
@@ -34,7 +35,7 @@ class Machine:
         for tool in TOOLS:
             (self.bin / tool).symlink_to(shutil.which(tool) or f"/bin/{tool}")
         self.add("id", "#!/bin/sh\necho 1000\n")
-        for name in ("git", "make", "initdb"):
+        for name in ("git", "make", "curl", "initdb"):
             self.add(name, "#!/bin/sh\n")
         self.add_python()
 
@@ -42,8 +43,12 @@ class Machine:
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
 
-    def add_python(self, *, venv: bool = True, triton: bool = True) -> None:
-        self.add("python3", PYTHON.replace("{venv}", "0" if venv else "1").replace("{triton}", "0" if triton else "8"))
+    def add_python(self, *, venv: bool = True, triton: bool = True, clients: bool = True) -> None:
+        works = {"venv": venv, "triton": triton, "clients": clients}
+        text = PYTHON
+        for what, well in works.items():
+            text = text.replace(f"{{{what}}}", "0" if well else "8")
+        self.add("python3", text)
 
     def remove(self, name: str) -> None:
         (self.bin / name).unlink()
@@ -69,6 +74,7 @@ def machine(tmp_path: Path) -> Machine:
     [
         ("git", "all", "'git' is not installed", "apt-get install git"),
         ("make", "all", "'make' is not installed", "apt-get install make"),
+        ("curl", "dev", "'curl' is not installed", "apt-get install curl"),
         ("python3", "all", "Python 3.11 or newer is not installed", "apt-get install python3 python3-venv"),
     ],
 )
@@ -105,13 +111,14 @@ def test_what_brings_more_counts_for_less(machine: Machine) -> None:
     assert "installing onejob[dev]" in machine.set_up("dev")[1], "other constraints than those it was made with"
 
 
-def test_only_development_needs_a_triton(machine: Machine) -> None:
+@pytest.mark.parametrize("what", ["-m onejob.engines.triton.wheel", "tools/clients.py .venv/clients"])
+def test_only_development_needs_servers_and_clients(machine: Machine, what: str) -> None:
     assert machine.set_up("all")[0] == 0
-    assert machine.asked("-m onejob.engines.triton.wheel") == 0
+    assert machine.asked(what) == 0
     assert machine.set_up("dev")[0] == 0
-    assert machine.asked("-m onejob.engines.triton.wheel") == 1
+    assert machine.asked(what) == 1
     assert machine.set_up("dev") == (0, "")
-    assert machine.asked("-m onejob.engines.triton.wheel") == 0
+    assert machine.asked(what) == 0
 
 
 def test_without_a_triton_it_goes_on_and_says_so(machine: Machine) -> None:
@@ -119,6 +126,13 @@ def test_without_a_triton_it_goes_on_and_says_so(machine: Machine) -> None:
     code, text = machine.set_up("dev")
     assert code == 0
     assert "going on without a Triton" in text
+
+
+def test_without_a_client_it_goes_on_and_says_so(machine: Machine) -> None:
+    machine.add_python(clients=False)
+    code, text = machine.set_up("dev")
+    assert code == 0
+    assert "going on without; where nothing may be left out (CI), the tests fail" in text
 
 
 def test_an_install_that_was_cut_off_is_gone_on_with(machine: Machine) -> None:

@@ -69,6 +69,7 @@ class Endpoint:
     def want(
         self, engine: Path, *, generation: int = 1, digest: str = DIGEST, meta: Any = None, **options: Any
     ) -> None:
+        repository = {name: options.pop(name) for name in ("models", "repository") if name in options}
         desired = {
             "name": options.pop("name", "affine"),
             "generation": generation,
@@ -82,6 +83,7 @@ class Endpoint:
                 "meta": meta or {"engine": "onnxruntime"},
                 "dir": str(engine),
             },
+            **repository,
         }
         aside = self.folder / ".desired"
         aside.write_text(json.dumps(desired))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import socket
 import subprocess
 import time
@@ -222,7 +221,6 @@ def test_a_client_that_hangs_up_in_the_middle_harms_nobody(served: Endpoint) -> 
         assert read_answers(sock, 1)[0][0] == 200
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize("flags", [[], ["--http1.0"], ["-H", "Expect: 100-continue"], ["--http2"]])
 def test_curl(served: Endpoint, flags: list[str]) -> None:
     body = json.dumps({"instances": [[1, 2, 3, 4], [0, 0, 0, 0]]})

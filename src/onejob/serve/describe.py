@@ -15,8 +15,10 @@ from onejob.serve.service import Service
 
 EXTENSIONS = [
     "binary_tensor_data",
+    "classification",
     "model_configuration",
     "model_repository",
+    "model_repository(unload_dependents)",
     "parameters",
     "schedule_policy",
     "statistics",
@@ -117,7 +119,7 @@ def repository_index(services: Iterable[Service], unavailable: Mapping[str, str]
             told.append({"name": service.identity.name, "version": service.identity.version, **state})
     for name, why in unavailable.items() if not ready else ():
         told.append({"name": name, "version": "1", "state": "UNAVAILABLE", "reason": why})
-    return told
+    return sorted(told, key=lambda one: (one["name"], int(one["version"]) if one["version"].isdigit() else 0))
 
 
 def _platform(service: Service) -> str:

@@ -12,11 +12,11 @@ import itertools
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from onejob.core.artifact import canonical
+from onejob.core.artifact import Json, canonical
 
 PATIENCE = 5.0
 MOST = 1024
@@ -113,7 +113,7 @@ class Doorman:
         path = target.partition(b"?")[0].rstrip(b"/")
         is_probe = data.startswith((b"GET ", b"HEAD ")) and (path in _PROBES or path.endswith(b"/ready"))
         if end >= 0 and data.startswith(b"GET ") and path == b"/v2/health/live":
-            self._answer(visitor, 200, {})
+            self._answer(visitor, 200, {"live": True})
         elif end >= 0 and is_probe:
             self._answer(visitor, 503, {"error": f"not ready: {self._why}"})
         elif end >= 0 or len(data) == LOOK:
@@ -137,7 +137,7 @@ class Doorman:
         for visitor in list(self._visitors):
             self._answer(visitor, 503, {"error": "the endpoint is being stopped"})
 
-    def _answer(self, visitor: Visitor, status: int, body: dict[str, str]) -> None:
+    def _answer(self, visitor: Visitor, status: int, body: Mapping[str, Json]) -> None:
         text = canonical(body)
         line = b"HTTP/1.1 200 OK" if status == 200 else b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1"
         head = b"%b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"

@@ -40,19 +40,20 @@ class Encoding(Protocol):
 class ServedModel:
     """An engine, and the family's encoding around it if there is one."""
 
-    def __init__(self, loaded: LoadedModel, encoding: Encoding | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        encoding: Encoding | None = None,
+        labels: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self._loaded = loaded
         self._encoding = encoding
+        self.labels: Mapping[str, Sequence[str]] = labels or {}
+        """Output -> what its classes are called."""
         inputs, outputs = (loaded.inputs, loaded.outputs) if encoding is None else (encoding.inputs, encoding.served)
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in inputs}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in outputs}
         self.batchable = all(spec.shape[:1] == (-1,) for spec in (*loaded.inputs, *loaded.outputs))
-
-    @property
-    def labels(self) -> Mapping[str, Sequence[str]]:
-        """Output -> what its classes are called, where the engine knows."""
-        found: Mapping[str, Sequence[str]] = getattr(self._loaded, "labels", {})
-        return found
 
     @property
     def raw(self) -> bool:
@@ -90,6 +91,11 @@ class ServedModel:
         """Raises DataError for labels that the family doesn't take; None without a family: any will do."""
         return self._encoding.encode_label if self._encoding is not None else None
 
+    @property
+    def apart(self) -> bool:
+        """Whether it computes in a process of its own: quick as it may be, waiting for it could block the loop."""
+        return hasattr(self._loaded, "dead")
+
     def dead(self) -> str:
         """Why the engine can't answer now, if it knows; "" otherwise. Cheap: asked several times a second."""
         alive = getattr(self._loaded, "dead", None)
@@ -121,7 +127,7 @@ def open_served(folder: Path, meta: Mapping[str, Json], *, threads: int) -> Serv
     loaded = open_model(folder, meta, threads=threads)
     path = folder / "encoding.json"
     if not meta.get("family") or not path.exists():
-        return ServedModel(loaded)
+        return ServedModel(loaded, labels=meta.get("labels"))
     return ServedModel(loaded, load(f"{meta['family']}.encode").load(json.loads(path.read_text())))
 
 

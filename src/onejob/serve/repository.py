@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from onejob.core.artifact import Artifact, FileEntry, Json, digest_file, walk_files
@@ -47,6 +47,8 @@ class Version:
     only: bool
     """Whether nothing else in the folder belongs to it."""
     options: Mapping[str, Json]
+    labels: Mapping[str, Json] = field(default_factory=dict)
+    """Output -> what its classes are called."""
 
     @property
     def engine(self) -> str:
@@ -58,6 +60,8 @@ class Version:
         names = {name: _served(name) if self.only else name for name in found}
         entries = [FileEntry(names[name], digest_file(path), path.stat().st_size) for name, path in found.items()]
         meta: dict[str, Json] = {"format": 1, "engine": self.engine}
+        if self.labels:
+            meta["labels"] = dict(self.labels)
         files = {names[name]: path for name, path in found.items()}
         return Artifact("engine", tuple(sorted(entries, key=lambda entry: entry.path)), meta), files
 
@@ -100,6 +104,7 @@ def versions_of(folder: Path, config: Mapping[str, Json] | None = None) -> list[
     """The versions of a model's folder that its version policy serves (the newest, if it has none)."""
     told = config if config is not None else _config(folder)
     numbers = sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdigit())
+    labels = _labels(folder, told)
     found = []
     for number in _chosen(numbers, told.get("version_policy") or {}, folder):
         inside = folder / str(number)
@@ -107,7 +112,7 @@ def versions_of(folder: Path, config: Mapping[str, Json] | None = None) -> list[
         if file is None:
             names = ", ".join(name for name, _ in ENGINES)
             raise DataError("there is no model file in it", place=str(inside), cure=f"One of {names} is wanted.")
-        found.append(Version(folder.name, str(number), inside, file, False, options_of(told)))
+        found.append(Version(folder.name, str(number), inside, file, False, options_of(told), labels))
     if not found:
         raise DataError("it has no version", place=str(folder), cure="Put the model into a folder 1 below it.")
     return found
@@ -184,6 +189,21 @@ def _config(folder: Path) -> Mapping[str, Json]:
         return pbtxt.parse(path.read_text()) if path.is_file() else {}
     except ValueError as error:
         raise DataError(str(error), place=str(path)) from None
+
+
+def _labels(folder: Path, config: Mapping[str, Json]) -> dict[str, Json]:
+    """The lines of the files that outputs name as their labels, which lie beside config.pbtxt."""
+    listed = config.get("output")
+    found: dict[str, Json] = {}
+    for output in listed if isinstance(listed, list) else [listed]:
+        if not isinstance(output, dict) or not isinstance(name := output.get("label_filename"), str) or not name:
+            continue
+        path = folder / name
+        if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
+            named = f"label_filename of output {output.get('name')!r}"
+            raise DataError("there is no such file in the model's folder", place=f"{named}: {name}")
+        found[str(output.get("name"))] = path.read_text(errors="replace").splitlines()
+    return found
 
 
 def _given_config(parameters: Mapping[str, Json]) -> Mapping[str, Json] | None:

@@ -122,7 +122,7 @@ class Service:
             model.infer,
             limits,
             batchable=model.batchable,
-            inline=fit is None or fit.predict(limits.rows) < INLINE_NS,
+            inline=not model.apart and (fit is None or fit.predict(limits.rows) < INLINE_NS),
             fit=fit,
             on_batch=self._count_batch,
             on_quick=self._answer_quick,
