@@ -256,6 +256,27 @@ def test_closing_doesnt_wait_for_one_that_hangs(folder: Path) -> None:
     assert "the model was closed before it had answered" in failed[0]
 
 
+def test_closing_ends_one_that_is_being_started(folder: Path, log: Path) -> None:
+    model = open_model(folder, {"engine": "function"})
+    (folder / "model.py").write_text("import time\nopen('starts.txt', 'w').close()\ntime.sleep(1000)\n")
+    with pytest.raises(InferenceError):
+        ask(model, "exit")
+    wait_for((folder / "starts.txt").exists)
+    assert "exit code 3" in model.dead()
+    model.close()
+    assert children(os.getpid()) == []
+
+
+def test_a_call_that_finds_its_process_gone_asks_the_next_one(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, get = model._kept.get(0), model._kept.get
+    os.kill(old.process.pid, signal.SIGKILL)
+    wait_for(lambda: model._kept._running not in (None, old))
+    given = iter([old])
+    monkeypatch.setattr(model._kept, "get", lambda wait: next(given, None) or get(wait))
+    assert ask(model)["y"].tolist() == [[2, 2]]
+    assert next(given, None) is None
+
+
 def test_an_array_that_somebody_keeps_never_changes(model: Any) -> None:
     rows = INLINE // 4  # more than goes in a message
     answers = []
@@ -334,7 +355,7 @@ def test_threads_take_turns(model: Any) -> None:
 
 
 PARENT = """
-import sys, time
+import sys
 import numpy as np
 from pathlib import Path
 from onejob.engines import open_model
@@ -342,7 +363,7 @@ from onejob.engines import open_model
 model = open_model(Path(sys.argv[1]), {"engine": "function"})
 found = model.infer({"x": np.ones((1, 2), np.float32), "do": np.array([b"where"], object)})
 print(found["told"][0], flush=True)
-time.sleep(1000)
+model.infer({"x": np.ones((1, 2), np.float32), "do": np.array([b"hang"], object)})
 """
 
 
@@ -350,6 +371,7 @@ def test_the_child_dies_with_its_parent(folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT, str(folder)], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
+        wait_for((folder / "hangs.txt").exists)  # it doesn't listen, and can't hear that the parent is gone
         assert alive(pid)
         parent.kill()
     wait_for(lambda: not alive(pid))

@@ -266,6 +266,16 @@ def test_a_model_of_tritons_own_is_served_as_it_is(opened: Callable[..., Any], t
 # ---- the repository that is written, under a Triton that somebody else runs
 
 
+COUNTER = """
+INPUTS = {"x": ("FP32", [-1, -1])}
+OUTPUTS = {"y": ("FP32", [-1])}
+
+
+def infer(x):
+    return [len(x)] * len(x)
+"""
+
+
 @contextlib.contextmanager
 def running(program: Path, repository: Path) -> Iterator[int]:
     """A Triton that serves a whole repository; its port."""
@@ -303,10 +313,10 @@ def send(port: int, method: str, path: str, body: Any = None) -> Any:
     return json.loads(data) if data else None
 
 
-def infer(port: int, rows: list[list[float]]) -> list[float]:
+def infer(port: int, rows: list[list[float]], model: str = "affine") -> list[float]:
     shape = [len(rows), len(rows[0])]
     tensor = {"name": "x", "datatype": "FP32", "shape": shape, "data": [value for row in rows for value in row]}
-    found: list[float] = send(port, "POST", "/v2/models/affine/infer", {"inputs": [tensor]})["outputs"][0]["data"]
+    found: list[float] = send(port, "POST", f"/v2/models/{model}/infer", {"inputs": [tensor]})["outputs"][0]["data"]
     return found
 
 
@@ -320,7 +330,11 @@ def test_a_written_repository_is_served_by_triton(program: Path, tmp_path: Path)
     for number, folder in ((1, first), (2, second)):
         told = write_model(folder, meta, repository, "affine", version=number, native=(), batching=batching, path=paths)
     assert told.backend == "python"
-    (tmp_path / "model.py").write_text(FUNCTION)
+    (tmp_path / "counter").mkdir()
+    (tmp_path / "counter" / "model.py").write_text(COUNTER)
+    write_model(
+        tmp_path / "counter", {"engine": "function"}, repository, "counter", native=(), batching=batching, path=paths
+    )
     with pytest.raises(ConflictError, match="this version is there already"):
         write_model(second, meta, repository, "affine", version=2, native=())
     assert sorted(path.name for path in (repository / "affine").iterdir()) == ["1", "2", "config.pbtxt"]
@@ -337,6 +351,10 @@ def test_a_written_repository_is_served_by_triton(program: Path, tmp_path: Path)
         stats = send(port, "GET", "/v2/models/affine/stats")["model_stats"][0]
         assert stats["inference_count"] == 8
         assert stats["execution_count"] < 8, "it joins what comes together"
+        with ThreadPoolExecutor(8) as pool:
+            counts = list(pool.map(lambda number: infer(port, [[number] * 4], "counter")[0], range(8)))
+        assert max(counts) > 1, "and so does the engine"
+        assert infer(port, [[1] * 3], "counter") == [1], "other shapes are another batch"
 
 
 def test_what_is_written_for_tritons_own_backends(tmp_path: Path) -> None:
@@ -354,6 +372,11 @@ def test_what_is_written_for_tritons_own_backends(tmp_path: Path) -> None:
 def test_names_that_are_no_folders_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no name for a model"):
         write_model(save_affine(tmp_path / "engine"), {}, tmp_path / "models", name)
+
+
+def test_a_repository_inside_of_the_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="lies in the model's own folder"):
+        write_model(save_affine(tmp_path), {}, tmp_path / "models", "affine")
 
 
 def test_what_is_no_model_and_options_that_nobody_knows(program: Path, tmp_path: Path) -> None:

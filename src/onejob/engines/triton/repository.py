@@ -72,6 +72,8 @@ def write_model(
     """
     if not name or "/" in name or name.startswith("."):
         raise UsageError(f"{name!r} is no name for a model", place="Triton's repository")
+    if target.resolve().is_relative_to(folder.resolve()):
+        raise UsageError("it lies in the model's own folder", place=str(target), cure="Write it elsewhere.")
     engine = engine_of(folder, meta)
     inner = {**meta, "engine": engine}
     model = open_model(folder, inner, threads=threads)
