@@ -387,7 +387,7 @@ def test_a_full_disk_stops_the_log_not_the_serving(tmp_path: Path, small_disk: P
 
         def dropped() -> bool:
             text = ask(made.port, "/metrics", None)[1].decode()
-            line = next(line for line in text.splitlines() if line.startswith("onejob_request_log_dropped{"))
+            line = next(line for line in text.splitlines() if line.startswith("onejob_request_log_dropped_total "))
             return int(line.split()[-1]) > 0
 
         wait_for(dropped)

@@ -5,14 +5,16 @@ Serving writes them and monitoring reads them, so the vocabulary lies here. A re
 snapshot in `metrics/<pid>.json`. When it has ended, the host folds its last snapshot into `metrics/retired.json`,
 which remembers whom it has folded, so that no count is lost or taken twice, whenever the host dies.
 
-    metrics/<pid>.json     {"id": "<pid>:<start>", "digest", "generation", "time", "pending",
-                            "values": {name: n}, "latency": [n, …], "engines": {digest: {"values", "latency"}},
-                            "models": {"<name>/<version>": {"values", "latency"}}}
-    metrics/retired.json   {"folded": ["<pid>:<start>", …], "values": …, "latency": …, "engines": …, "models": …}
+    metrics/<pid>.json     {"id": "<pid>:<start>", "digest", "generation", "time", "pending", "machine",
+                            COUNTERS, "engines": {digest: COUNTERS},
+                            "models": {"<name>/<version>": {COUNTERS, "now": {…}}}}
+    metrics/retired.json   {"folded": ["<pid>:<start>", …], COUNTERS, "engines": …, "models": …}
+    COUNTERS               "values": {name: n}, "latency": [n, …], "parts": {name: [n, …]}, "last": milliseconds
 
 Names of `values`: success, failure.<REASON>, rows, executions; request_ns, queue_ns, input_ns, infer_ns, output_ns;
 fallback (a new engine couldn't answer, the old one did); batch.<rows> and batch_ns.<rows>; log_dropped; capture_rows,
-capture_dropped.<reason>, labels, labels_refused.
+capture_dropped.<reason>, labels, labels_refused. Names of `parts`: queue, input, infer, output (of answered requests),
+batch (of batches).
 """
 
 from __future__ import annotations
@@ -25,10 +27,15 @@ from pathlib import Path
 
 from onejob.core.artifact import Json
 
-BOUNDS_US: tuple[float, ...] = tuple(16 * 2 ** (step / 4) for step in range(92))
-"""Upper bounds of the latency buckets in microseconds: four an octave, 16 us to 112 s; one more takes the rest."""
-BOUNDS_NS: tuple[float, ...] = tuple(bound * 1000 for bound in BOUNDS_US)
+_SERIES = (100, 112, 125, 140, 160, 180, 200, 224, 250, 280, 315, 355, 400, 450, 500, 560, 630, 710, 800, 900)
+"""The Renard series R20: twenty even steps a decade, and 1, 2.5 and 5 are among them."""
+BOUNDS_NS: tuple[int, ...] = (*(step * 10**power for power in range(2, 9) for step in _SERIES), 100 * 10**9)
+"""Upper bounds of the latency buckets in nanoseconds: twenty a decade, 10 us to 100 s; one more takes the rest."""
+BOUNDS_US: tuple[float, ...] = tuple(bound / 1000 for bound in BOUNDS_NS)
 BUCKETS = len(BOUNDS_US) + 1
+EDGES_NS: tuple[int, ...] = tuple(step * 10**power for power in range(2, 9) for step in (100, 250, 500))
+"""Upper bounds of the coarse buckets, which every histogram of a duration is told in: 10 us, 25 us, 50 us … 50 s."""
+PART_NAMES = ("queue", "input", "infer", "output", "batch")
 RETIRED = "retired.json"
 PARTS = ("engines", "models")
 """What the counters are told apart by, beside their sum."""
@@ -36,10 +43,14 @@ PARTS = ("engines", "models")
 
 @dataclass
 class Counters:
-    """Named counts and a histogram of latency; only ever counts up."""
+    """Named counts, a fine histogram of latency, and coarse ones of what it is made of; only ever counts up."""
 
     values: dict[str, int] = field(default_factory=dict)
     latency: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+    parts: dict[str, list[int]] = field(default_factory=dict)
+    """By name: how many took up to each of EDGES_NS, and longer than the last; those that were ever counted."""
+    last: int = 0
+    """When a request was answered last, in milliseconds since the epoch."""
 
     def count(self, name: str, amount: int = 1) -> None:
         self.values[name] = self.values.get(name, 0) + amount
@@ -48,8 +59,18 @@ class Counters:
         """Count one answered request's latency."""
         self.latency[bisect_left(BOUNDS_NS, nanoseconds)] += 1
 
+    def make_parts(self) -> dict[str, list[int]]:
+        """Begin the parts' histograms; not before they are needed, for most of many models are never asked."""
+        self.parts = {name: [0] * (len(EDGES_NS) + 1) for name in PART_NAMES}
+        return self.parts
+
     def get(self, name: str) -> int:
         return self.values.get(name, 0)
+
+    def copy(self) -> Counters:
+        """As they are now; may be called from another thread than the one that counts."""
+        parts = {name: counts.copy() for name, counts in self.parts.copy().items()}
+        return Counters(self.values.copy(), self.latency.copy(), parts, self.last)
 
     @property
     def failures(self) -> int:
@@ -58,22 +79,36 @@ class Counters:
     def __add__(self, other: Counters) -> Counters:
         names = {**self.values, **other.values}
         values = {name: self.get(name) + other.get(name) for name in names}
-        return Counters(values, [a + b for a, b in zip(self.latency, other.latency, strict=True)])
+        latency = [a + b for a, b in zip(self.latency, other.latency, strict=True)]
+        parts = {**self.parts, **other.parts}
+        for name in self.parts.keys() & other.parts.keys():
+            parts[name] = [a + b for a, b in zip(self.parts[name], other.parts[name], strict=True)]
+        return Counters(values, latency, parts, max(self.last, other.last))
 
     def since(self, earlier: Counters) -> Counters:
         """What was counted after `earlier`; a count that fell was started afresh, so all of it is new."""
         values = {name: _grown(now, earlier.get(name)) for name, now in self.values.items()}
-        latency = [_grown(now, then) for now, then in zip(self.latency, earlier.latency, strict=True)]
-        return Counters(values, latency)
+        parts = {name: _all_grown(now, earlier.parts.get(name, [0] * len(now))) for name, now in self.parts.items()}
+        return Counters(values, _all_grown(self.latency, earlier.latency), parts, self.last)
 
     def to_json(self) -> dict[str, Json]:
-        return {"values": dict(self.values), "latency": list(self.latency)}
+        parts = {name: list(counts) for name, counts in self.parts.items()}
+        return {"values": dict(self.values), "latency": list(self.latency), "parts": parts, "last": self.last}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Counters:
-        latency = [int(n) for n in data.get("latency", ())][:BUCKETS]
         values = {str(name): int(n) for name, n in data.get("values", {}).items()}
-        return cls(values, latency + [0] * (BUCKETS - len(latency)))
+        parts = {str(name): _sized(counts, len(EDGES_NS) + 1) for name, counts in data.get("parts", {}).items()}
+        return cls(values, _sized(data.get("latency", ()), BUCKETS), parts, int(data.get("last", 0)))
+
+
+def _sized(counts: Sequence[Json], size: int) -> list[int]:
+    known = [int(n) for n in counts][:size]
+    return known + [0] * (size - len(known))
+
+
+def _all_grown(now: Sequence[int], then: Sequence[int]) -> list[int]:
+    return [_grown(a, b) for a, b in zip(now, then, strict=True)]
 
 
 def _grown(now: int, then: int) -> int:
@@ -81,7 +116,7 @@ def _grown(now: int, then: int) -> int:
 
 
 def quantile(latency: Sequence[int], q: float) -> float | None:
-    """The q-quantile in milliseconds, interpolated in its bucket (a quarter octave wide); None without requests."""
+    """The q-quantile in milliseconds, interpolated in its bucket (an eighth wide); None without requests."""
     total = sum(latency)
     if not total:
         return None

@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from onejob.core.artifact import Json, canonical
@@ -122,7 +123,7 @@ def _collect(folder: Path, now: float, every: float, keep: float) -> dict[str, J
     line = interval(before, total, max(elapsed, 0.0))
     if last and not line["requests"] and not last["requests"] and 0 <= elapsed < IDLE_SECONDS:
         return None
-    line = {"time": now, **line, "replicas": len(found.live), "total": total.to_json()}
+    line = {"time": now, **line, "replicas": len(found.live), "total": replace(total, parts={}).to_json()}
     _mend(path)
     reach("monitor.before_append")
     append_line(path, line)

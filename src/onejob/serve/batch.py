@@ -141,6 +141,11 @@ class Batcher:
         return self._count + sum(stop == item.rows for item, _, stop in self._running)
 
     @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return self._count
+
+    @property
     def waiting(self) -> int:
         """Rows that wait."""
         return self._rows

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from onejob.core.artifact import Json, canonical
 from onejob.core.faults import reach
-from onejob.serve.folder import replace_json
 
 FLUSH_SECONDS = 0.2
 SNAPSHOT_SECONDS = 1.0
@@ -104,10 +103,9 @@ class RequestLog:
 class Journal:
     """The thread that flushes the request log and leaves the snapshots."""
 
-    def __init__(self, log: RequestLog, path: Path, snapshot: Callable[[], Json]) -> None:
+    def __init__(self, log: RequestLog, leave: Callable[[], None]) -> None:
         self._log = log
-        self._path = path
-        self._snapshot = snapshot
+        self._leave = leave
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
@@ -132,7 +130,6 @@ class Journal:
 
     def _leave_snapshot(self) -> None:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace_json(self._path, self._snapshot())
+            self._leave()
         except OSError as error:
             self._log.fault = str(error)  # the next one holds everything: counters only count up

@@ -7,14 +7,19 @@ request that names none. It belongs to the loop's thread.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from onejob.core.artifact import Json
 from onejob.core.counters import Counters, Snapshots, read_snapshots
 from onejob.errors import NotFoundError
+from onejob.machines.usage import Meter
+from onejob.serve.describe import batching
+from onejob.serve.folder import replace_json
 from onejob.serve.router import Router
 from onejob.serve.service import Service
 
@@ -42,8 +47,13 @@ class Registry:
         self._models: dict[str, dict[str, Router]] = {}
         self._leaving: list[Router] = []
         self._left = _Left({}, {})
+        self._log_dropped = 0
+        self._folder: Path | None = None
+        """Where replicas leave their counters; known as soon as there is a model."""
+        self._meter = Meter()
         self._lock = threading.Lock()
         """A snapshot, taken by another thread, must see each engine once."""
+        self._writing = threading.Lock()
 
     @property
     def digest(self) -> str:
@@ -59,6 +69,7 @@ class Registry:
             self._models[name] = dict(sorted(versions.items(), key=lambda each: _number(each[0])))
             self._let_go(gone)
             self.unavailable.pop(name, None)
+            self._folder = next((router.main.metrics for router in versions.values()), self._folder)
             self.changes += 1
 
     def remove(self, name: str, why: str) -> None:
@@ -122,7 +133,7 @@ class Registry:
         for router in [one for one in self._leaving if all_of_them or not one.pending]:
             with self._lock:
                 self._leaving.remove(router)
-                self._left = self._left + _Left.of(router)
+                self._left = self._left.plus([router])
             gone += router.close()
         return gone
 
@@ -135,33 +146,49 @@ class Registry:
     def snapshot(self) -> dict[str, Json]:
         """The counters as they are left in `metrics/`: the sum, by engine, by model and version; from any thread."""
         with self._lock:
-            left, routers = self._left, [*self.routers(), *self._leaving]
-            for router in routers:
-                left = left + _Left.of(router)
+            routers = [*self.routers(), *self._leaving]
+            left = self._left.plus(routers)
         total = sum(left.models.values(), Counters())
-        asked = [service for router in routers for service in router.asked()]
-        pending = {(one.identity.name, one.identity.version): one.batcher.pending for one in asked}
-        if dropped := next((router.main.log.dropped for router in routers), 0):
-            total.values["log_dropped"] = dropped  # they share one log
+        now = {(one.identity.name, one.identity.version): _now(one) for router in routers for one in router.asked()}
+        self._log_dropped = next((router.main.log.dropped for router in routers), self._log_dropped)
+        total.values["log_dropped"] = self._log_dropped  # they share one log
         return {
             "id": self.process,
             "digest": self.digest,
             "generation": self.generation,
             "time": time.time(),
             "pending": sum(router.pending for router in routers),
+            "machine": asdict(self._meter.read()),
             **total.to_json(),
             "engines": {digest: counters.to_json() for digest, counters in left.engines.items()},
             "models": {
-                f"{name}/{version}": {**counters.to_json(), "pending": pending.get((name, version), 0)}
+                f"{name}/{version}": {**counters.to_json(), "now": now.get((name, version), {})}
                 for (name, version), counters in left.models.items()
             },
         }
 
+    def leave(self) -> None:
+        """Write the snapshot to `metrics/`; from any thread."""
+        with self._writing:
+            self._write(self.snapshot())
+
     def all_snapshots(self) -> Snapshots:
-        """What all replicas have left, ended ones too, and this one's as it is now; reads files."""
-        mine = self.snapshot()
-        folder = next((router.main.metrics for router in self.routers()), None)
-        return read_snapshots(folder).with_own(mine) if folder else Snapshots({}, Counters(), ()).with_own(mine)
+        """What all replicas have left, ended ones too, and this one's as it is now; reads files.
+
+        Its own is written first: what was told once is never lost, should it be killed, and each replica that is asked
+        next tells as much. A counter that fell would be taken by Prometheus for one that began again at 0.
+        """
+        with self._writing:
+            mine = self.snapshot()
+            with contextlib.suppress(OSError):
+                self._write(mine)
+        found = read_snapshots(self._folder) if self._folder else Snapshots({}, Counters(), ())
+        return found.with_own(mine)
+
+    def _write(self, snapshot: Json) -> None:
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            replace_json(self._folder / f"{self.process.partition(':')[0]}.json", snapshot)
 
 
 @dataclass(frozen=True)
@@ -171,23 +198,23 @@ class _Left:
     engines: Mapping[str, Counters]
     models: Mapping[tuple[str, str], Counters]
 
-    @classmethod
-    def of(cls, router: Router) -> _Left:
-        engines: dict[str, Counters] = {}
-        models: dict[tuple[str, str], Counters] = {}
-        for identity, counters in router.counted():
-            engines[identity.digest] = engines.get(identity.digest, Counters()) + counters
-            key = (identity.name, identity.version)
-            models[key] = models.get(key, Counters()) + counters
-        return cls(engines, models)
-
-    def __add__(self, other: _Left) -> _Left:
+    def plus(self, routers: Iterable[Router]) -> _Left:
         engines, models = dict(self.engines), dict(self.models)
-        for digest, counters in other.engines.items():
-            engines[digest] = engines.get(digest, Counters()) + counters
-        for key, counters in other.models.items():
-            models[key] = models.get(key, Counters()) + counters
+        for router in routers:
+            for identity, counters in router.counted():
+                key = (identity.name, identity.version)
+                engines[identity.digest] = _sum(engines.get(identity.digest), counters)
+                models[key] = _sum(models.get(key), counters)
         return _Left(engines, models)
+
+
+def _sum(before: Counters | None, counters: Counters) -> Counters:
+    return counters if before is None else before + counters
+
+
+def _now(service: Service) -> dict[str, Json]:
+    """What isn't counted, but so at the moment."""
+    return {"ready": service.ready, "queued": service.batcher.queued, **batching(service)}
 
 
 def _number(version: str) -> tuple[int, str]:

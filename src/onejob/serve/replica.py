@@ -32,7 +32,7 @@ import uvloop
 from onejob.core.artifact import Json, canonical
 from onejob.core.faults import reach
 from onejob.errors import OnejobError, UnavailableError
-from onejob.serve.folder import METRICS, REQUESTS
+from onejob.serve.folder import REQUESTS
 from onejob.serve.journal import Journal, RequestLog
 from onejob.serve.load import Opened, Options, Told, open_all
 from onejob.serve.loader import Loader
@@ -268,7 +268,7 @@ async def serve(
     log = RequestLog(told.folder / REQUESTS)
     loader = Loader(told, log, control.send)
     loader.begin(opened, former)
-    journal = Journal(log, told.folder / METRICS / f"{os.getpid()}.json", loader.registry.snapshot)
+    journal = Journal(log, loader.registry.leave)
     journal.start()
     try:
         await Replica(loader, listener, control, Options(told.folder, told.former or told.desired).grace).run()

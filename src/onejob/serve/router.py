@@ -92,7 +92,7 @@ class Router:
 
     def _keep(self, service: Service) -> None:
         identity = service.identity
-        counters = Counters.from_json(service.snapshot())
+        counters = service.counted()
         before = self._left.get(identity.digest)
         self._left[identity.digest] = (identity, before[1] + counters if before else counters)
 
@@ -110,7 +110,7 @@ class Router:
         """Counters of each engine, those that have left too; may be called from another thread."""
         with self._lock:
             left = list(self._left.values())
-            now = [(each.identity, Counters.from_json(each.snapshot())) for each in self._all() if not each.shadow]
+            now = [(each.identity, each.counted()) for each in self._all() if not each.shadow]
         return left + now
 
     def _all(self) -> list[Service]:

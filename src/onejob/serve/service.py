@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from onejob.core.artifact import Json
-from onejob.core.counters import BOUNDS_NS, Counters
+from onejob.core.counters import BOUNDS_NS, EDGES_NS, Counters
 from onejob.errors import (
     BadRequestError,
     DeadlineError,
@@ -111,8 +111,6 @@ class Service:
         self.labels = recorders.labels if recorders else None
         self._capture = recorders.capture if recorders else None
         self._roles = identity.roles
-        self.last_inference = 0
-        """Milliseconds since the epoch."""
         self.metrics = metrics
         self.layouts: dict[Any, Layout] = {}
         """How requests lie in bytes that came as bytes (protocols/lane.py)."""
@@ -160,27 +158,18 @@ class Service:
     def answered(self, request: str, item: Item | None, error: Exception | None, status: int, received: int) -> None:
         """Count and log one inference request, after its answer was encoded."""
         now = time.perf_counter_ns()
-        counters, took = self.counters, now - received
-        rows = item.rows if item else 0
+        took = now - received
         if error is None and item is not None:
-            counters.count("success")
-            counters.count("rows", rows)
-            counters.count("request_ns", took)
-            counters.count("queue_ns", item.started - item.queued)
-            counters.count("input_ns", item.queued - item.received)
-            counters.count("infer_ns", item.finished - item.started)
-            counters.count("output_ns", now - item.finished)
-            self.last_inference = time.time_ns() // 1_000_000
-            self.health.answered(now)
+            self._count_answered((item,), now)
             if self._capture is not None and item.outputs is not None:
                 record: Record = item.asked or self._record_of(item)
                 record.requests, record.outputs = (request,), item.outputs
                 self._capture.add(record)
         else:
-            counters.count(f"failure.{reason_of(error)}")
-            counters.count("failure_ns", took)
-        counters.observe(took)
-        self._log_line(request, rows, status, took)
+            self.counters.count(f"failure.{reason_of(error, item)}")
+            self.counters.count("failure_ns", took)
+            self.counters.observe(took)
+        self._log_line(request, item.rows if item else 0, status, took)
 
     def _answer_quick(self, items: list[Item], inputs: Arrays, outputs: Arrays) -> None:
         """Have a batch answered, then count, record and log it as one."""
@@ -233,28 +222,33 @@ class Service:
             self._capture.add(record)
 
     def _count_answered(self, items: Sequence[Item], now: int) -> None:
-        """What `answered` counts, for a batch of requests that were all answered."""
+        """Count requests of one batch that were all answered. Each request passes here, so nothing is called for it."""
         counters, amount = self.counters, len(items)
-        latency = counters.latency
-        received = queued = rows = 0
-        for item in items:
-            received += item.received
-            queued += item.queued
-            rows += item.rows
-            latency[bisect_left(BOUNDS_NS, now - item.received)] += 1
+        latency, parts = counters.latency, counters.parts or counters.make_parts()
+        waits, decodes = parts["queue"], parts["input"]
         started, finished = items[0].started, items[0].finished
+        all_received = all_queued = rows = 0
+        for item in items:
+            received, queued = item.received, item.queued
+            all_received += received
+            all_queued += queued
+            rows += item.rows
+            latency[bisect_left(BOUNDS_NS, now - received)] += 1
+            waits[bisect_left(EDGES_NS, started - queued)] += 1
+            decodes[bisect_left(EDGES_NS, queued - received)] += 1
+        computed, encoded = finished - started, now - finished
+        parts["infer"][bisect_left(EDGES_NS, computed)] += amount
+        parts["output"][bisect_left(EDGES_NS, encoded)] += amount
         values = counters.values
-        for name, more in (
-            ("success", amount),
-            ("rows", rows),
-            ("request_ns", amount * now - received),
-            ("queue_ns", amount * started - queued),
-            ("input_ns", queued - received),
-            ("infer_ns", amount * (finished - started)),
-            ("output_ns", amount * (now - finished)),
-        ):
-            values[name] = values.get(name, 0) + more
-        self.last_inference = time.time_ns() // 1_000_000
+        had = values.get
+        values["success"] = had("success", 0) + amount
+        values["rows"] = had("rows", 0) + rows
+        values["request_ns"] = had("request_ns", 0) + amount * now - all_received
+        values["queue_ns"] = had("queue_ns", 0) + amount * started - all_queued
+        values["input_ns"] = had("input_ns", 0) + all_queued - all_received
+        values["infer_ns"] = had("infer_ns", 0) + amount * computed
+        values["output_ns"] = had("output_ns", 0) + amount * encoded
+        counters.last = time.time_ns() // 1_000_000
         self.health.answered(now)
 
     def _log_batch(self, items: Sequence[Item], ids: Sequence[str], rows: Sequence[int]) -> None:
@@ -281,22 +275,12 @@ class Service:
         self.counters.count("failure.CANCELED")
         self._log_line(request, item.rows, 499, time.perf_counter_ns() - item.received)
 
-    def snapshot(self) -> Json:
-        """The counters as they are left in `metrics/`; may be called from another thread."""
-        if self.log.dropped:
-            self.counters.values["log_dropped"] = self.log.dropped
-        identity = self.identity
-        counters = Counters(self.counters.values.copy(), self.counters.latency.copy())
+    def counted(self) -> Counters:
+        """The counters as they are now; may be called from another thread."""
+        counters = self.counters.copy()
         counters.values |= self._capture.counts() if self._capture else {}
         counters.values |= self.labels.counts() if self.labels else {}
-        return {
-            "id": identity.process,
-            "digest": identity.digest,
-            "generation": identity.generation,
-            "time": time.time(),
-            "pending": self.batcher.pending,
-            **counters.to_json(),
-        }
+        return counters
 
     def close(self) -> None:
         """Free the engine; nothing may be pending."""
@@ -325,17 +309,23 @@ class Service:
     def _count_batch(self, pieces: Sequence[Piece], rows: int, took: int) -> None:
         if len(pieces) == 1 and pieces[0][0].asked is OWN:
             return
-        self.counters.count("executions")
-        self.counters.count(f"batch.{rows}")
-        self.counters.count(f"batch_ns.{rows}", took)
+        values = self.counters.values
+        number, spent = f"batch.{rows}", f"batch_ns.{rows}"
+        values["executions"] = values.get("executions", 0) + 1
+        values[number] = values.get(number, 0) + 1
+        values[spent] = values.get(spent, 0) + took
+        parts = self.counters.parts or self.counters.make_parts()
+        parts["batch"][bisect_left(EDGES_NS, took)] += 1
 
     def _suspect(self, error: Exception) -> None:
         if not isinstance(error, BadRequestError):
             self.health.failed()
 
 
-def reason_of(error: Exception | None) -> str:
-    """The word for a failure in the metrics."""
+def reason_of(error: Exception | None, item: Item | None = None) -> str:
+    """The word for a failure in the metrics; what the engine was never given is rejected."""
+    if isinstance(error, DeadlineError) and item is not None and not item.started:
+        return "REJECTED"
     return next((word for kind, word in REASONS if isinstance(error, kind)), "OTHER")
 
 

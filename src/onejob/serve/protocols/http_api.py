@@ -213,10 +213,10 @@ class Api:
         identities = [service.identity for service in self._registry.services()]
         serving = {f"{one.name}/{one.version}": one.digest for one in identities}
 
-        def answer(found: Snapshots) -> None:
-            exchange.reply(200, metrics.render(metrics.Reading.of(found, serving)).encode(), PROMETHEUS)
+        def render() -> bytes:
+            return metrics.render(metrics.Reading.of(self._registry.all_snapshots(), serving)).encode()
 
-        self._aside(exchange, self._registry.all_snapshots, answer)
+        self._aside(exchange, render, lambda text: exchange.reply(200, text, PROMETHEUS))
 
     def _labels(self, exchange: Exchange, path: Path) -> None:
         """Take labels; on a thread of its own, since it waits for the disk."""
