@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served_models import alive, save_affine, save_texts, wait_for
+from served_models import alive, endpoint, save_affine, save_texts, wait_for
 
 from onejob.core.tensor import TensorSpec
 from onejob.engines import Living, open_model
@@ -261,6 +261,28 @@ def test_a_model_of_tritons_own_is_served_as_it_is(opened: Callable[..., Any], t
     model = opened(tmp_path / "adder", {})
     assert model.inputs == (TensorSpec("x", "INT32", (-1, 2)),)
     assert model.infer({"x": np.array([[1, 2]], np.int32)})["y"].tolist() == [[2, 3]]
+
+
+def test_an_endpoint_under_triton_tells_the_truth_and_comes_back(program: Path, tmp_path: Path) -> None:
+    meta = through({"engine": "onnxruntime"}, server=str(program))
+    with endpoint(tmp_path / "endpoint") as made:
+        made.want(save_affine(tmp_path / "engine"), meta=meta)
+        made.start().ready()
+        assert infer(made.port, [[1, 2, 3, 4]]) == [3, 5, 7, 9]
+        replica = made.pids[0]
+        (triton,) = children(replica)
+        os.kill(children(triton)[0], signal.SIGKILL)
+        wait_for(lambda: not ready(made.port))
+        wait_for(lambda: ready(made.port))
+        assert infer(made.port, [[1, 2, 3, 4]]) == [3, 5, 7, 9]
+        assert made.pids == [replica]
+        made.stop()
+        wait_for(lambda: not alive(triton))
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(text) for task in tasks for text in (task / "children").read_text().split()]
 
 
 # ---- the repository that is written, under a Triton that somebody else runs
