@@ -79,8 +79,13 @@ def test_a_file_is_served_known_like_any_endpoint_and_traced_to_the_file(place: 
 
 
 def test_a_folder_of_models_is_a_repository(place: Project) -> None:
-    told(place, "serve", "models", "--replicas", "2")
+    said = told(place, "serve", "models", "--replicas", "2")
     url = url_of(place, "models")
+    assert f"curl -s -X POST {url}/v2/repository/index" in said
+    assert f"{url}/v2/models/MODEL" in told(place, "show", "models")
+    bench = place.cli("bench", "models", "--model", "two", "--requests", "20", "--warmup", "0s")
+    assert bench.returncode == 0, bench.stderr
+    assert "it has 2 models" in place.cli("bench", "models", "--requests", "20").stderr
     assert [ask(url, name)[0] for name in ("one", "two")] == [4, 8]
     save_affine(place.folder / "models" / "three" / "1", scale=20)
     call(f"{url}/v2/repository/models/three/load", {})

@@ -115,12 +115,12 @@ def pairs(values: Mapping[str, Json]) -> str:
     return "  ".join(f"{name} {number(value)}" for name, value in values.items())
 
 
-def curl(url: str, path: str) -> str:
+def curl(url: str, path: str, options: str = "-s") -> str:
     """The command that asks an endpoint; `http+unix://%2Frun%2Fmodel.sock` is a Unix socket's URL."""
     scheme, _, rest = url.partition("://")
     if scheme == "http+unix":
-        return f"curl -s --unix-socket {shlex.quote(unquote(rest))} http://localhost{path}"
-    return f"curl -s {url}{path}"
+        return f"curl {options} --unix-socket {shlex.quote(unquote(rest))} http://localhost{path}"
+    return f"curl {options} {url}{path}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -54,11 +54,14 @@ def command(
         raise from_json({key: str(value) for key, value in view.error.items()})
     call.show(view, render)
     assert view.endpoint is not None
-    call.hints(
-        (output.curl(view.endpoint.url, f"/v2/models/{view.endpoint.name}"), "what it takes and gives"),
-        (f"onejob bench {view.endpoint.name}", "how quick it is"),
-        (f"onejob stop {view.endpoint.name}", "end it"),
-    )
+    served = view.endpoint
+    if served.repository:
+        first = (output.curl(served.url, "/v2/repository/index", "-s -X POST"), "its models")
+        second = (f"onejob bench {served.name} --model MODEL", "how quick one of them is")
+    else:
+        first = (output.curl(served.url, f"/v2/models/{served.name}"), "what it takes and gives")
+        second = (f"onejob bench {served.name}", "how quick it is")
+    call.hints(first, second, (f"onejob stop {served.name}", "end it"))
 
 
 def render(view: RunView) -> str:

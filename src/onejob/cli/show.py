@@ -78,9 +78,11 @@ def endpoint(view: EndpointView, counted: Mapping[str, Json]) -> RenderableType:
     quantiles = [
         f"{name.partition('_')[0]} {output.number(counted[name])} ms" for name in QUANTILES if counted.get(name)
     ]
+    model = "MODEL" if view.repository else view.name
     sheet = {
-        **({"asked at": f"{view.url}/v1/models/{view.name}:predict"} if view.url else {}),
-        **({"takes and gives": f"{view.url}/v2/models/{view.name}"} if view.url else {}),
+        **({"models": f"{view.url}/v2/repository/index, of {view.repository}"} if view.url and view.repository else {}),
+        **({"asked at": f"{view.url}/v1/models/{model}:predict"} if view.url else {}),
+        **({"takes and gives": f"{view.url}/v2/models/{model}"} if view.url else {}),
         **told,
         "latency": ", ".join(quantiles) or "no answers yet",
         **recorded(counted),

@@ -82,6 +82,7 @@ def endpoint_view(session: Session, endpoint: Endpoint) -> EndpointView:
         replicas=int(endpoint.options.get("replicas", 1)),
         requests=int(summary_of(folder).get("requests", 0)),
         error=endpoint.error or None,
+        repository=endpoint.options.get("repository"),
     )
 
 

@@ -57,6 +57,8 @@ class EndpointView:
     """Replicas that are ready, of those that there should be."""
     requests: int | None = None
     error: Mapping[str, Json] | None = None
+    repository: str | None = None
+    """The folder whose models it serves; None if it serves one model, by its own name."""
 
 
 @dataclass(frozen=True, slots=True)

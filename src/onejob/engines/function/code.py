@@ -28,6 +28,8 @@ from onejob.errors import InferenceError
 
 Array = np.ndarray[Any, Any]
 FILE = "model.py"
+TRITONS = "triton_python_backend_utils"
+FROM_TRITON = "docs/serve-triton.md shows how a model of Triton's Python backend becomes a function."
 EXAMPLE = 'Write, say, INPUTS = {"x": ("FP32", [-1, 64])}; -1 is any number of rows.'
 BY_NUMPY = {name: datatype for datatype, name in DATATYPES.items() if datatype != "BF16"}  # numpy has none
 
@@ -67,10 +69,16 @@ def load(folder: Path, file: str = FILE, *, threads: int = 1) -> Code:
     path = folder / file
     if not path.is_file():
         raise InferenceError("there is no such file", place=str(path))
-    module = _run(path)
+    try:
+        module = _run(path)
+    except ModuleNotFoundError as error:
+        if error.name != TRITONS:
+            raise
+        raise InferenceError("it is written for Triton's Python backend", place=file, cure=FROM_TRITON) from None
     maker, function = getattr(module, "Model", None), getattr(module, "infer", None)
     if maker is None and not callable(function):
         cure = "Write `def infer(x): …`, or a class Model with such a method."
+        cure = FROM_TRITON if hasattr(module, "TritonPythonModel") else cure
         raise InferenceError("it has neither a class Model nor a function infer", place=file, cure=cure)
     made = maker(**_wanted(maker, folder, threads)) if maker is not None else None
     call = getattr(made, "infer", None) if maker is not None else function

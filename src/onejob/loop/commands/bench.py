@@ -101,7 +101,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def _endpoint_url(session: Session | None, name: str) -> str:
-    """The address of the model that an endpoint of this home serves."""
+    """The address of the model that an endpoint of this home serves; of the endpoint, if it serves a repository."""
     assert session is not None, "names of endpoints need a session"
     target = resolve(session, name)
     if target.kind != "endpoint" or target.endpoint is None:
@@ -110,7 +110,7 @@ def _endpoint_url(session: Session | None, name: str) -> str:
     view = endpoint_view(session, target.endpoint)
     if not view.url:
         raise InferenceError(f"it is {view.state}", place=f"endpoint {name}", cure="Run its job to start it.")
-    return f"{view.url}/v2/models/{view.name}"
+    return view.url if view.repository else f"{view.url}/v2/models/{view.name}"
 
 
 def _view(targets: Sequence[Target], urls: Sequence[str], wish: Wish, findings: Findings) -> BenchView:
