@@ -15,6 +15,8 @@ import pytest
 from conftest import Project
 from served_models import save_affine
 
+from onejob.engines.triton.engine import supported
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Project]:
@@ -136,3 +138,13 @@ def test_what_it_says_no_to(place: Project, args: list[str], says: str) -> None:
     assert done.returncode != 0
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_triton_below_the_replica_runs_it(place: Project) -> None:
+    if not supported().available:
+        assert not os.environ.get("CI"), "the tests need Triton: python -m onejob.engines.triton.wheel"
+        pytest.skip(supported().cure)
+    told(place, "serve", "affine.onnx", "--engine", "triton")
+    url = url_of(place, "affine")
+    assert ask(url, "affine")[0] == 3
+    assert ask(url, "affine")[0] == 3

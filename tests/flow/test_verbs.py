@@ -178,6 +178,7 @@ def test_json_is_one_document_whatever_comes(tiny: Project, tmp_path: Path) -> N
         "demo": ["nothing"],
         "label": ["nothing", "nothing.csv"],
         "bench": ["nothing"],
+        "serve": ["nothing"],
         "signal": ["nothing"],
         "promote": ["nothing"],
         "rollback": ["nothing"],

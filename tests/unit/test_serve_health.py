@@ -39,9 +39,27 @@ class Moody(Doubler):
         return self.why_dead
 
 
-def play(folder: Path, work: Callable[[Service, Moody], Awaitable[None]], *, timeout: int = 30 * SECOND) -> None:
+class Apart(Moody):
+    """Computes in a process of its own, as far as its service can see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.killed: list[str] = []
+
+    def kill(self, why: str = "") -> None:
+        self.killed.append(why)
+        self.gate.set()
+
+
+def play(
+    folder: Path,
+    work: Callable[[Service, Any], Awaitable[None]],
+    *,
+    timeout: int = 30 * SECOND,
+    kind: Callable[[], Moody] = Moody,
+) -> None:
     async def run() -> None:
-        engine, fit = Moody(), Fit()
+        engine, fit = kind(), Fit()
         for rows in (1, 8, 1, 8):
             fit.add(rows, 2_000_000 * rows)  # so slow that it runs on a thread
         identity = Identity("m", "d1", 1, {"engine": "onnxruntime"}, None, "1:1.0")
@@ -143,3 +161,15 @@ def test_an_answer_to_a_client_is_proof_enough(tmp_path: Path) -> None:
         assert engine.asked == answered, "it was never asked by itself"
 
     play(tmp_path, work)
+
+
+def test_an_engine_in_a_process_of_its_own_is_started_again_in_the_same_replica(tmp_path: Path) -> None:
+    async def work(service: Service, engine: Apart) -> None:
+        assert not service.batcher.inline, "however quick it is"
+        engine.gate.clear()
+        await checks(service, lambda: bool(engine.killed))
+        assert engine.killed[0].startswith("no answer for 1.")
+        assert not service.health.fault
+        await checks(service, lambda: service.ready)
+
+    play(tmp_path, work, timeout=SECOND, kind=Apart)

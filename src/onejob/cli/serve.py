@@ -27,6 +27,7 @@ from onejob.loop.views import RunView
 @click.option("--host", help="Address to listen on, or unix:/run/model.sock. Default: 127.0.0.1; 0.0.0.0: the network.")
 @click.option("--port", type=int, help="Port to listen on. Default: a free one, which it keeps.")
 @click.option("--replicas", type=int, help="How many processes answer. Default: 1.")
+@click.option("--engine", type=click.Choice(["own", "triton"]), help="A Triton server below each replica, or none.")
 @click.option("--threads", type=int, help="Threads of the engine in each. Default: the cores, over the replicas.")
 @click.option("--max-batch", type=int, help="Most rows that run at once. Default: 64.")
 @click.option("--latency-ms", type=float, help="Latency that is wanted: batches are made no larger than keeps it.")
@@ -37,6 +38,7 @@ def command(
     host: str | None,
     port: int | None,
     replicas: int | None,
+    engine: str | None,
     threads: int | None,
     max_batch: int | None,
     latency_ms: float | None,
@@ -47,7 +49,14 @@ def command(
     has returned, until `onejob stop`; `onejob ps`, `show`, `logs` and `trace` know it like any other.
     """
     batch = {key: value for key, value in (("max", max_batch), ("latency_ms", latency_ms)) if value is not None}
-    options = {"host": host, "port": port, "replicas": replicas, "threads": threads, "batch": batch or None}
+    options = {
+        "host": host,
+        "port": port,
+        "replicas": replicas,
+        "engine": engine,
+        "threads": threads,
+        "batch": batch or None,
+    }
     with call.session() as session, progress.follow(call) as on_view:
         view = commands.serve(session, model, name=name, on_view=on_view, **options)
     if view.error:

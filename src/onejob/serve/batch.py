@@ -106,6 +106,7 @@ class Batcher:
         *,
         batchable: bool = True,
         inline: bool = False,
+        apart: bool = False,
         fit: Fit | None = None,
         on_batch: Callable[[Sequence[Piece], int, int], None] = lambda pieces, rows, ns: None,
         on_quick: Callable[[list[Item], Arrays, Arrays], None] | None = None,
@@ -133,7 +134,9 @@ class Batcher:
         self._tick_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._thread: ThreadPoolExecutor | None = None if inline else self._make_thread()
+        self._apart = apart
+        """Whether batches never run on the loop's thread: the engine is another process, for which one waits."""
+        self._thread: ThreadPoolExecutor | None = None if inline and not apart else self._make_thread()
 
     @property
     def pending(self) -> int:
@@ -384,7 +387,7 @@ class Batcher:
         if self._thread is None:
             if took > INLINE_NS and usual > INLINE_NS:
                 self._thread = self._make_thread()
-        elif usual < INLINE_NS / 2:
+        elif usual < INLINE_NS / 2 and not self._apart:
             self._thread.shutdown(wait=False)
             self._thread = None
 

@@ -61,13 +61,13 @@ class Health:
         batcher = self._batcher
         if self.fault:
             return
-        if batcher.stuck_ns() > self._limits.timeout_ns:
-            self.fault = "the engine hangs"
+        if dead := self._model.dead():
+            self.pause = dead
+        elif batcher.stuck_ns() > self._limits.timeout_ns:
+            self._give_up(batcher.stuck_ns() / 1e9)
         elif batcher.overdue(OVERDUE_NS, OVERDUE_TIMES):
             busy, usual = batcher.stuck_ns() / 1e9, batcher.fit.predict(self._limits.rows) / 1e9
             self.pause = f"the engine has been busy with one batch for {busy:.1f} s, usual is {usual:.3g} s"
-        elif dead := self._model.dead():
-            self.pause = dead
         elif self._probe is not None and now - self._probe.received > self._patience(OVERDUE_NS, OVERDUE_TIMES):
             self.pause = f"it has answered no inference for {(now - self._last_ok) / 1e9:.1f} s"
         elif not self._probe_failures:
@@ -75,6 +75,14 @@ class Health:
         idle = self._probe is None and not batcher.pending
         if idle and now - max(self._last_ok, self._probed) > self._patience(PROBE_NS, PROBE_TIMES):
             self._ask()
+
+    def _give_up(self, seconds: float) -> None:
+        """An engine in a process of its own is started again; any other takes its replica with it."""
+        if self._model.apart:
+            self.pause = f"the engine gave no answer for {seconds:.1f} s, and is started again"
+            self._model.kill(f"no answer for {seconds:.1f} s")
+        else:
+            self.fault = "the engine hangs"
 
     def _patience(self, least: int, times: float) -> float:
         return max(least, times * self._batcher.fit.predict(1))

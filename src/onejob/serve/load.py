@@ -11,6 +11,7 @@ from pathlib import Path
 
 from onejob.core.artifact import Json
 from onejob.core.faults import reach
+from onejob.core.plugin import load
 from onejob.core.traffic import SEGMENT_SUFFIX
 from onejob.serve.capture import Capture, Rules, Signature
 from onejob.serve.folder import SHADOW
@@ -171,7 +172,10 @@ def open_warm(options: Options) -> tuple[ServedModel, Fit]:
     project = options.desired.get("project")
     if project:
         sys.path.insert(0, str(project))  # a family of the user's own lives there
-    model = open_served(Path(engine["dir"]), engine.get("meta", {}), threads=options.threads)
+    meta = engine.get("meta", {})
+    if options.desired.get("options", {}).get("engine") == "triton":
+        meta = load("onejob.engines.triton.engine:through")(meta)
+    model = open_served(Path(engine["dir"]), meta, threads=options.threads)
     reach("replica.before_warm_up")
     fit, most = Fit(), options.limits.rows if model.batchable else 1
     for rows in (*(2**power for power in range(most.bit_length()) if 2**power < most), most):

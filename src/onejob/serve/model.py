@@ -17,7 +17,7 @@ import numpy as np
 from onejob.core.artifact import Json
 from onejob.core.plugin import load
 from onejob.core.tensor import DATATYPES, TensorSpec
-from onejob.engines import LoadedModel, open_model
+from onejob.engines import Living, LoadedModel, open_model
 from onejob.errors import BadRequestError, InferenceError
 from onejob.serve.rows import Arrays
 
@@ -94,12 +94,22 @@ class ServedModel:
     @property
     def apart(self) -> bool:
         """Whether it computes in a process of its own: quick as it may be, waiting for it could block the loop."""
-        return hasattr(self._loaded, "dead")
+        return isinstance(self._loaded, Living)
 
     def dead(self) -> str:
         """Why the engine can't answer now, if it knows; "" otherwise. Cheap: asked several times a second."""
         alive = getattr(self._loaded, "dead", None)
         return str(alive()) if alive is not None else ""
+
+    def kill(self, why: str) -> None:
+        """End the process of an engine that has one; another takes its place."""
+        if isinstance(self._loaded, Living):
+            self._loaded.kill(why)
+
+    @property
+    def octets(self) -> bool:
+        """Whether BYTES elements are bytes to it, not text."""
+        return self._encoding is None and bool(getattr(self._loaded, "octets", False))
 
     def close(self) -> None:
         self._loaded.close()

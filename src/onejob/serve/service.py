@@ -7,6 +7,7 @@ encodes. It then calls `answered`, which counts and logs. Everything here belong
 from __future__ import annotations
 
 import os
+import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -120,7 +121,8 @@ class Service:
             model.infer,
             limits,
             batchable=model.batchable,
-            inline=not model.apart and (fit is None or fit.predict(limits.rows) < INLINE_NS),
+            inline=fit is None or fit.predict(limits.rows) < INLINE_NS,
+            apart=model.apart,
             fit=fit,
             on_batch=self._count_batch,
             on_quick=self._answer_quick,
@@ -285,7 +287,10 @@ class Service:
     def close(self) -> None:
         """Free the engine; nothing may be pending."""
         self.batcher.close()
-        self.model.close()
+        if self.model.apart:  # its process may take seconds to end
+            threading.Thread(target=self.model.close, name="close", daemon=True).start()
+        else:
+            self.model.close()
 
     def record(self, recorders: Recorders) -> None:
         """Record elsewhere from now on."""

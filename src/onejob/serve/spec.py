@@ -3,6 +3,8 @@ checkpoint)."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, ValidationInfo, field_validator
 
 from onejob.core.address import check_host, socket_path
@@ -85,6 +87,11 @@ class Spec(StageSpec):
     port: int = uncounted(
         0, ge=0, le=65535, description="Port to listen on; 0 takes a free one and keeps it while the endpoint lives."
     )
+    engine: Literal["own", "triton"] = uncounted(
+        "own",
+        description="What runs the model: the engine that the artifact names, in the replica; or a Triton server below "
+        "each replica, with that engine as its backend (docs/engine-triton.md).",
+    )
     replicas: int = uncounted(1, ge=1, le=256, description="How many processes answer requests.")
     batch: Batch = uncounted(Batch(), description="How requests that arrive together are run together.")
     threads: int | None = uncounted(
@@ -118,8 +125,9 @@ class Spec(StageSpec):
     def options(self) -> dict[str, Json]:
         """What the host and its replicas are told, as JSON."""
         told = {"host", "port", "replicas", "batch", "threads", "queue", "timeout", "grace"}
+        run = {} if self.engine == "own" else {"engine": self.engine}
         rollout = {"rollout": self.rollout.model_dump(mode="json")} if self.rollout.canary else {}
-        return {**self.model_dump(mode="json", include=told), **rollout}
+        return {**self.model_dump(mode="json", include=told), **run, **rollout}
 
 
 def plan(spec: Spec, upstream: Upstream) -> Plan:

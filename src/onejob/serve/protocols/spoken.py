@@ -23,6 +23,12 @@ class Words:
         model, identity = service.model, service.identity
         extras = identity.roles.extras
         interface = Interface(
-            identity.name, model.inputs, model.outputs, raw=model.raw, extras=extras, labels=model.labels
+            identity.name,
+            model.inputs,
+            model.outputs,
+            raw=model.raw,
+            extras=extras,
+            labels=model.labels,
+            octets=model.octets,
         )
         return cls(interface, Plans(interface), Encoder(interface, identity.version, {"engine": identity.digest}))
