@@ -110,6 +110,17 @@ def test_a_missing_and_a_damaged_file_are_told_apart(engine: str, folder: Path) 
         open_model(folder, {"engine": engine})
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_type_that_cannot_be_served_is_named(engine: str, tmp_path: Path) -> None:
+    kind = TensorProto.BFLOAT16
+    ends = [helper.make_tensor_value_info(name, kind, ["n", 4]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(InferenceError, match=r"tensor 'x' is .*bf.*16.*, which can't be served"):
+        open_model(tmp_path, {"engine": engine})
+
+
 def test_openvino_opens_its_own_format(folder: Path, tmp_path: Path) -> None:
     of_openvino.ov.save_model(of_openvino.ov.convert_model(folder / "model.onnx"), tmp_path / "model.xml", False)
     assert not (tmp_path / "model.onnx").exists()

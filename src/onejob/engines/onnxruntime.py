@@ -117,6 +117,9 @@ def _options(threads: int) -> Any:
 
 def _spec(node: Any) -> TensorSpec:
     shape = tuple(size if isinstance(size, int) else -1 for size in node.shape)
+    if node.type not in DATATYPES:
+        cure = "Let the graph take and give another type, such as float, with a Cast inside."
+        raise InferenceError(f"tensor {node.name!r} is a {node.type}, which can't be served", cure=cure)
     return TensorSpec(node.name, DATATYPES[node.type], shape)
 
 

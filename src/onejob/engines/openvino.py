@@ -145,7 +145,11 @@ def _options(threads: int) -> dict[str, Any]:
 def _spec(port: Any) -> TensorSpec:
     shape = port.get_partial_shape()
     sizes = tuple(size.get_length() if size.is_static else -1 for size in shape)
-    return TensorSpec(port.get_any_name(), DATATYPES[port.get_element_type().get_type_name()], sizes)
+    name, kind = port.get_any_name(), port.get_element_type().get_type_name()
+    if kind not in DATATYPES:
+        cure = "Let the model take and give another type, such as f32, with a Convert inside."
+        raise InferenceError(f"tensor {name!r} is of type {kind}, which can't be served", cure=cure)
+    return TensorSpec(name, DATATYPES[kind], sizes)
 
 
 def _words(error: Exception) -> str:
