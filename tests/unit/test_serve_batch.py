@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -241,6 +242,47 @@ def test_the_urgent_ones_go_first() -> None:
         return order
 
     assert asyncio.run(work()) == [2, 10, 6, 12, 4, 8]
+
+
+def test_a_request_larger_than_the_queue_keeps_nobody_out() -> None:
+    async def work() -> list[int]:
+        engine, order = Engine(), list[int]()
+        batcher = Batcher(engine, Limits(rows=4, queue=10))
+        end = asyncio.Event()
+
+        def done(finished: Item) -> None:
+            order.append(finished.rows)
+            if len(order) == 13:
+                end.set()
+
+        engine.gate.clear()
+        batcher.submit(item([0.5] * 50, done))
+        await asyncio.sleep(0)
+        for _ in range(10):
+            batcher.submit(item([1], done))
+        with pytest.raises(OverloadedError):
+            batcher.submit(item([1], done))
+        engine.gate.set()
+        while batcher.waiting > 30:
+            await asyncio.sleep(0.001)
+        batcher.submit(item([2] * 2, done))
+        with pytest.raises(OverloadedError):
+            batcher.submit(item([0.5] * 11, done))
+        late = item([3] * 50, done)
+        while True:
+            await asyncio.sleep(0.001)
+            with contextlib.suppress(OverloadedError):
+                batcher.submit(late)
+                break
+        batcher.cancel(late)
+        batcher.submit(item([4] * 3, done))
+        await asyncio.wait_for(end.wait(), 10)
+        assert batcher._huge is None
+        assert batcher.waiting == 0
+        batcher.close()
+        return order
+
+    assert sorted(asyncio.run(work())) == [1] * 10 + [2, 3, 50]
 
 
 def test_too_many_bytes_are_refused_though_the_rows_would_do() -> None:

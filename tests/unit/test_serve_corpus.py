@@ -53,7 +53,7 @@ def test_what_is_never_finished_is_forgotten(tmp_path: Path, data: bytes, leaves
         assert client.answers() == []
         assert [answer.status for answer in other.answers()] == [200]
         assert replica.connections == {other.connection}
-        assert replica.room.left == replica.most
+        assert replica.room.left == replica.room.most
         replica.close()
 
     asyncio.run(run())

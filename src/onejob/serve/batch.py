@@ -126,6 +126,8 @@ class Batcher:
         """By priority; the deques are in the order of arrival."""
         self._count = self._rows = self._bytes = 0
         """Requests that wait; their rows that no batch has; their bytes."""
+        self._huge: Item | None = None
+        """One that waits and is larger than the queue: it had found it empty."""
         self._recent = 1
         self._measured = 0
         self._running: list[Piece] = []
@@ -159,8 +161,9 @@ class Batcher:
 
     def submit(self, item: Item) -> None:
         """Queue a request; OverloadedError when too much waits already."""
-        if self._count and self._rows + item.rows > self._limits.queue:
-            raise OverloadedError(f"{self._rows} rows wait already, of at most {self._limits.queue}", place="queue")
+        most = self._limits.queue
+        if self._count and self._rows + item.rows > most and (item.rows > most or self._others() + item.rows > most):
+            raise OverloadedError(f"{self._rows} rows wait already, of at most {most}", place="queue")
         if self._count and self._bytes + item.size > self._limits.queue_bytes:
             raise OverloadedError(f"{self._bytes >> 20} MiB of requests wait already", place="queue")
         item.queued = self._clock()
@@ -170,6 +173,8 @@ class Batcher:
             self._waiting[level] = queue = deque()
             self._waiting = dict(sorted(self._waiting.items()))
         queue.append(item)
+        if item.rows > most:
+            self._huge = item
         self._count += 1
         self._rows += item.rows
         self._bytes += item.size
@@ -177,6 +182,10 @@ class Batcher:
         if not self._tick_due and not self._running:
             self._tick_due = True
             self._loop.call_soon(self._tick)
+
+    def _others(self) -> int:
+        """Rows that wait, without those of a request that is larger than the queue: it keeps nobody out."""
+        return self._rows - (self._huge.rows - self._huge.begun if self._huge is not None else 0)
 
     def cancel(self, item: Item) -> None:
         """Forget a request whose client has gone; if it runs already, its answer is dropped."""
@@ -228,6 +237,8 @@ class Batcher:
     def _leave(self, item: Item) -> None:
         self._count -= 1
         self._rows -= item.rows - item.begun
+        if item is self._huge:
+            self._huge = None
         self._bytes -= item.size
 
     def _poke(self) -> None:
@@ -293,6 +304,7 @@ class Batcher:
         for queue in queues:
             queue.clear()
         self._count = self._rows = self._bytes = 0
+        self._huge = None
         return pieces
 
     def _take_out(self, queues: Sequence[deque[Item]], ended: int) -> None:
@@ -335,6 +347,7 @@ class Batcher:
             check_rows(outputs, sum([stop - start for _, start, stop in pieces]), self._batchable)
             return outputs
         except Exception as error:
+            error.__traceback__ = None  # its frames know the pieces, which come to know it
             if len(pieces) == 1:
                 return [error if isinstance(error, OnejobError) else InferenceError(str(error), place="engine")]
         found: list[Arrays | Exception] = []

@@ -35,7 +35,7 @@ from onejob.errors import OnejobError, UnavailableError
 from onejob.serve.folder import REQUESTS
 from onejob.serve.journal import Journal, RequestLog
 from onejob.serve.load import Opened, Options, Told, open_all
-from onejob.serve.loader import Loader
+from onejob.serve.loader import Loader, give_back_memory
 from onejob.serve.protocols.http import Connection, Room
 from onejob.serve.protocols.http_api import Api
 
@@ -46,6 +46,8 @@ QUIET_SECONDS = 0.3
 IDLE_SECONDS = 600.0
 """How long a connection may be kept alive without a request."""
 SWEEP_SECONDS = 2.0
+MUCH = 32 << 20
+"""Bytes of bodies after which memory is given back to the system."""
 YOUNG = 20_000
 """So many more objects must have been made than freed before cycles are looked for."""
 PR_SET_PDEATHSIG = 1
@@ -100,6 +102,8 @@ class Replica:
         self._grace = grace
         self._connections: set[Connection] = set()
         self._room = Room()
+        self._seen = self._tidied = 0
+        """Bytes that it had taken when it was last looked at, and when memory was given back."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._api = Api(loader.registry, repository=loader if loader.is_repository else None)
         self._stop_at: float | None = None
@@ -215,9 +219,18 @@ class Replica:
         if now - self._swept < SWEEP_SECONDS:
             return
         self._swept = now
+        self._tidy()
         for connection in list(self._connections):
             if connection.stalls(now) or (connection.idle and now - connection.last > IDLE_SECONDS):
                 connection.close()
+
+    def _tidy(self) -> None:
+        """Give back what large requests have left in the allocator's hands, once there are none any more."""
+        room, seen = self._room, self._seen
+        self._seen = room.taken
+        if room.taken == seen and room.left == room.most and room.taken - self._tidied > MUCH:
+            self._tidied = room.taken
+            give_back_memory()
 
 
 def main(argv: list[str]) -> int:

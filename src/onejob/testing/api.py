@@ -116,7 +116,6 @@ class Replica:
         self.api = Api(self.registry)
         self.connections: set[Connection] = set()
         self.room = Room()
-        self.most = self.room.left
 
     def client(self, *, quick: bool = True, read: bool = True) -> Client:
         return Client(self, quick=quick, read=read)
@@ -162,6 +161,7 @@ class Client:
             self.connection.eof_received()
         self.transport.closed = True
         self.connection.connection_lost(None)
+        self.transport.protocol = None
 
     def answers(self) -> list[Answer]:
         return take_apart(bytes(self.transport.sent))

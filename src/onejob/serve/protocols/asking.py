@@ -47,7 +47,6 @@ class Direct(Item):
         self._service = service
         self._fault = fault
         self.received = exchange.received
-        self.done = self._settled
         self.priority = asked.priority
 
     def answer(self, outputs: Arrays, start: int, stop: int, name: str) -> bool:
@@ -64,7 +63,7 @@ class Direct(Item):
             return False
         return True
 
-    def _settled(self, item: Item) -> None:
+    def done(self, item: Item) -> None:
         """It didn't run as part of a whole batch of its kind; or it failed."""
         self.exchange.on_gone = None
         if self.error is not None:

@@ -125,8 +125,9 @@ class Exchange:
 
     def leave(self) -> None:
         """The client has gone away before the answer."""
-        if self.on_gone:
-            self.on_gone()
+        told, self.on_gone = self.on_gone, None
+        if told:
+            told()
 
     def give(self, out: bytes) -> None:
         """Give the answer as it goes over the wire, to a request that came on a lane."""
@@ -163,8 +164,10 @@ def answer(status: int, content_type: bytes, head: bytes, body: bytes, *, bare: 
 class Room:
     """How many bytes of unanswered bodies there may still be: one for all connections of a replica."""
 
-    def __init__(self, left: int = MAX_RECEIVED) -> None:
-        self.left = left
+    def __init__(self, most: int = MAX_RECEIVED) -> None:
+        self.most = self.left = most
+        self.taken = 0
+        """Bytes that have been received, over all time."""
 
 
 class Connection(asyncio.Protocol):
@@ -240,6 +243,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
         self._forsake()
+        self._parser, self._body = None, b""  # they know each other: without that, the collector's work
 
     def _forsake(self) -> None:
         """Nobody waits for these answers any more."""
@@ -369,6 +373,7 @@ class Connection(asyncio.Protocol):
             self._body = body
         exchange.weight += len(body)
         self._room.left -= len(body)
+        self._room.taken += len(body)
         if len(self._body) > self._max_body:
             self._refuse(413, f"the body is larger than {self._max_body} bytes")
         elif self._room.left < 0 and len(self._body) > SMALL_BODY:
