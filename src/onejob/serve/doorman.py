@@ -112,7 +112,7 @@ class Doorman:
         target = data.split(b" ", 2)[1] if data.count(b" ", 0, 256) >= 2 else b""
         path = target.partition(b"?")[0].rstrip(b"/")
         is_probe = data.startswith((b"GET ", b"HEAD ")) and (path in _PROBES or path.endswith(b"/ready"))
-        if end >= 0 and data.startswith(b"GET ") and path == b"/v2/health/live":
+        if end >= 0 and data.startswith((b"GET ", b"HEAD ")) and path == b"/v2/health/live":
             self._answer(visitor, 200, {"live": True})
         elif end >= 0 and is_probe:
             self._answer(visitor, 503, {"error": f"not ready: {self._why}"})

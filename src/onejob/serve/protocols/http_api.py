@@ -124,8 +124,9 @@ class Api:
     def _make_routes(self) -> dict[str, dict[bytes, Route]]:
         return {
             "v2": {b"GET": self._give(lambda path: describe.server_metadata())},
-            "v2/health/live": {b"GET": lambda exchange, path: exchange.reply(200, b"{}")},
-            "v2/health/started": {b"GET": lambda exchange, path: exchange.reply(200, b"{}")},
+            "": {b"GET": self._give(lambda path: {"status": "alive"})},
+            "v2/health/live": {b"GET": self._give(lambda path: {"live": True})},
+            "v2/health/started": {b"GET": self._give(lambda path: {"started": True})},
             "v2/health/ready": {b"GET": self._health_ready},
             "v2/models/stats": {b"GET": self._statistics},
             "v2/repository/index": {b"POST": self._index},
@@ -159,7 +160,7 @@ class Api:
         if why := self._registry.unready:
             exchange.fail(503, f"not ready: {why}")
         else:
-            exchange.reply(200, b"{}")
+            exchange.reply(200, canonical({"ready": True}))
 
     def _model_ready(self, exchange: Exchange, path: Path) -> None:
         if path.model in self._registry.unavailable and path.version is None:
@@ -167,7 +168,7 @@ class Api:
             return
         service = self._find(path).service
         if service.ready:
-            exchange.reply(200, b"{}")
+            exchange.reply(200, canonical({"name": service.identity.name, "ready": True}))
         else:
             exchange.fail(503, f"model '{service.identity.name}' is not ready: {service.unready_reason}")
 

@@ -9,6 +9,7 @@ MODEL_VERBS = frozenset(("", "ready", "config", "stats", "infer", "generate", "g
 """What may follow `/v2/models/NAME` or `/v2/models/NAME/versions/VERSION`."""
 FIXED = frozenset(
     (
+        "",
         "v2",
         "v2/health/live",
         "v2/health/ready",
