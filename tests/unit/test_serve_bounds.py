@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
+import threading
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,8 +18,11 @@ from test_serve_http import CHUNKED, GET, POST, Keeper, Scene, Transport, in_loo
 from onejob.core.tensor import TensorSpec
 from onejob.serve.policy import Limits
 from onejob.serve.protocols import http, http_api, lane
+from onejob.serve.protocols.compression import MOST, compress
 from onejob.serve.protocols.http import Connection, Exchange, Room
-from onejob.testing.api import Function, Replica
+from onejob.serve.protocols.plan import Plans
+from onejob.serve.router import Router
+from onejob.testing.api import Function, Replica, functions
 from onejob.testing.hostile import ask, infer
 
 
@@ -376,3 +382,123 @@ def test_the_rest_of_a_message_that_is_known_is_no_message(tmp_path: Path) -> No
         assert [b"theirs" in answer for _, answer in heard] == [True, False, False]
 
     play(tmp_path, work)
+
+
+# ---- large messages
+
+
+LARGE = 200_000
+
+
+def large(how: str) -> tuple[str, bytes]:
+    """(model, request) that takes long to be read."""
+    if how == "text":
+        body, length = infer("t", {"text": [b"a"] * LARGE})
+        return "t", ask(b"/v2/models/t/infer", body, length)
+    body, _ = infer("m", {"x": np.ones(LARGE, "<f4")}, binary=False)
+    if how == "JSON":
+        return "m", ask(b"/v2/models/m/infer", body)
+    packed = gzip.compress(body, 1)
+    assert len(packed) < http_api.LARGE
+    return "m", ask(b"/v2/models/m/infer", packed, None, b"Content-Encoding: gzip\r\n")
+
+
+@pytest.mark.parametrize("how", ["text", "JSON", "packed"])
+def test_the_loop_goes_on_while_a_large_message_is_read(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, threads = threading.Event(), set[str]()
+    real = Plans.read
+
+    def held(self: Plans, body: bytes, length: int | None) -> Any:
+        threads.add(threading.current_thread().name)
+        if len(body) > http_api.LARGE:
+            gate.wait(10)
+        return real(self, body, length)
+
+    monkeypatch.setattr(Plans, "read", held)
+
+    async def work(replica: Replica) -> None:
+        model, data = large(how)
+        slow, gone, other = replica.client(), replica.client(), replica.client()
+        await slow.send([data + ask(b"/v2/models/m/infer", b"{")])
+        await gone.send([data])
+        body, length = infer("m", {"x": np.ones(2, "<f4")})
+        await other.send([ask(b"/v2/models/m/infer", body, length)])
+        await other.settle()
+        assert [answer.status for answer in other.answers()] == [200]
+        assert slow.answers() == []
+        gone.leave()
+        gate.set()
+        await slow.settle()
+        first, second = slow.answers()
+        assert (first.status, second.status) == (200, 400)
+        assert b'"shape":[%d,' % (LARGE if how == "text" else LARGE // 2) in first.body
+        counters = replica.services[model].counters
+        for _ in range(1000):
+            if counters.get("failure.CANCELED"):
+                break
+            await asyncio.sleep(0.005)
+        assert counters.get("failure.CANCELED") == 1
+        assert "read_0" in threads
+
+    play(tmp_path, work, limits=Limits(rows=LARGE, queue=2 * LARGE))
+
+
+def test_what_was_read_for_an_engine_that_has_left_is_read_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, entered = threading.Event(), threading.Event()
+    real = Plans.read
+
+    def held(self: Plans, body: bytes, length: int | None) -> Any:
+        entered.set()
+        gate.wait(10)
+        return real(self, body, length)
+
+    monkeypatch.setattr(Plans, "read", held)
+
+    async def work(replica: Replica) -> None:
+        tripled = Function(lambda given: {"y": given["x"] * 3}, functions()["m"].inputs, functions()["m"].outputs)
+        other = Replica(tmp_path / "other", limits=Limits(rows=LARGE, queue=2 * LARGE), models={"m": tripled})
+        _, data = large("packed")
+        client, lost = replica.client(), replica.client()
+        await client.send([data])
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        replica.registry.put("m", {"1": Router(other.services["m"])})
+        gate.set()
+        await client.settle()
+        (answer,) = client.answers()
+        assert json.loads(answer.body)["outputs"][0]["data"][:2] == [3, 3]
+        gate.clear()
+        entered.clear()
+        await lost.send([data])
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        replica.registry.remove("m", "unloaded")
+        gate.set()
+        await lost.settle()
+        assert [answer.status for answer in lost.answers()] == [404]
+        other.close()
+
+    play(tmp_path, work, limits=Limits(rows=LARGE, queue=2 * LARGE))
+
+
+@pytest.mark.parametrize(
+    ("accepted", "wanted"),
+    [
+        (b"gzip, deflate", b"gzip"),
+        (b"deflate", b"deflate"),
+        (b"GZIP;q=0.5", b"gzip"),
+        (b"gzip;q=0, deflate", b"deflate"),
+        (b"gzip;q=0.000", b""),
+        (b"br, gzipped", b""),
+        (b"", b""),
+    ],
+)
+def test_answers_are_compressed_as_the_client_says_and_not_too_large_ones(accepted: bytes, wanted: bytes) -> None:
+    head = b"Content-Encoding: %b\r\n" % wanted if wanted else b""
+    assert compress(b"a" * 5000, accepted)[1] == head
+    assert compress(b"a" * 100, accepted) == (b"a" * 100, b"")
+    assert compress(bytes(MOST + 1), accepted) == (bytes(MOST + 1), b"")

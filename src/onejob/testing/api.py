@@ -39,7 +39,8 @@ class Function:
         self.outputs: tuple[TensorSpec, ...] = tuple(outputs)
 
     def infer(self, arrays: Arrays) -> dict[str, Any]:
-        return self._work(arrays)
+        with np.errstate(all="ignore"):
+            return self._work(arrays)
 
     def close(self) -> None:
         pass

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from onejob.serve.batch import Item
@@ -33,6 +36,7 @@ class Asked:
 
 
 Decode = Callable[[Service], Asked]
+Find = Callable[[], Found]
 
 
 class Direct(Item):
@@ -84,16 +88,62 @@ class Asking:
 
     def __init__(self, fault: Fault) -> None:
         self._fault = fault
+        self._reader: ThreadPoolExecutor | None = None
 
-    def run(self, exchange: Exchange, found: Found, decode: Decode) -> None:
-        """Decode, choose the engine, queue, and answer when it is done; every way out is counted and logged once."""
-        main, router = found.service, found.router
-        try:
-            asked = decode(main)
-        except Exception as error:
-            status = self._fault(exchange, error)
-            main.answered(exchange.request_id, None, error, status, exchange.received)
+    def run(self, exchange: Exchange, found: Found, decode: Decode, *, again: Find | None = None) -> None:
+        """Decode, choose the engine, queue, and answer when it is done; every way out is counted and logged once.
+
+        With `again` it is decoded on another thread, and that says once more who is asked if they have left meanwhile.
+        """
+        if again is not None:
+            self._decode_aside(exchange, found, decode, again)
             return
+        try:
+            asked = decode(found.service)
+        except Exception as error:
+            self._refuse(exchange, found.service, error)
+            return
+        self._choose(exchange, found, asked, decode)
+
+    def _refuse(self, exchange: Exchange, service: Service, error: Exception) -> None:
+        status = self._fault(exchange, error)
+        service.answered(exchange.request_id, None, error, status, exchange.received)
+
+    def _decode_aside(self, exchange: Exchange, found: Found, decode: Decode, again: Find) -> None:
+        if self._reader is None:
+            self._reader = ThreadPoolExecutor(1, thread_name_prefix="read")
+        loop = asyncio.get_running_loop()
+
+        def tell(asked: Asked | Exception) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+                loop.call_soon_threadsafe(self._take_decoded, exchange, found, decode, again, asked)
+
+        def read() -> None:  # no future of asyncio's: it would be in a cycle, and the message with it
+            try:
+                tell(decode(found.service))
+            except Exception as error:
+                tell(error)
+
+        self._reader.submit(read)
+
+    def _take_decoded(
+        self, exchange: Exchange, found: Found, decode: Decode, again: Find, asked: Asked | Exception
+    ) -> None:
+        service, router = found.service, found.router
+        if exchange.gone:
+            service.counters.count("failure.CANCELED")
+        elif isinstance(asked, Exception):
+            self._refuse(exchange, service, asked)
+        elif router.gone or service not in (router.main, router.new):
+            try:
+                self.run(exchange, again(), decode, again=again)
+            except Exception as lost:
+                self._fault(exchange, lost)
+        else:
+            self._choose(exchange, found, asked, decode)
+
+    def _choose(self, exchange: Exchange, found: Found, asked: Asked, decode: Decode) -> None:
+        main, router = found.service, found.router
         if router.new is None or found.pinned:
             self._ask_directly(exchange, asked, main)
             return

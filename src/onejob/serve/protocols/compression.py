@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 
-LEAST = 1024
-"""A shorter answer isn't compressed, whatever the client accepts."""
+LEAST, MOST = 1 << 10, 1 << 20
+"""A shorter answer isn't compressed, whatever the client accepts; nor a longer one, which would keep the loop."""
+
+
+_NEVER = re.compile(rb"\s*q\s*=\s*0(\.0*)?\s*")
 
 
 class TooLargeError(ValueError):
@@ -35,10 +39,15 @@ def inflate(body: bytes, encoding: bytes, limit: int) -> bytes:
 
 def compress(body: bytes, accepted: bytes) -> tuple[bytes, bytes]:
     """An answer as the client would rather have it, and the header line that says so; small ones aren't worth it."""
-    if not accepted or len(body) < LEAST:
+    if not accepted or not LEAST <= len(body) <= MOST:
         return body, b""
+    welcome = {
+        name.strip()
+        for name, _, rest in (part.partition(b";") for part in accepted.lower().split(b","))
+        if not _NEVER.fullmatch(rest)
+    }
     for name, window in ((b"gzip", 31), (b"deflate", 15)):
-        if name in accepted.lower():
+        if name in welcome:
             made = zlib.compressobj(1, wbits=window)
             return made.compress(body) + made.flush(), b"Content-Encoding: %b\r\n" % name
     return body, b""

@@ -28,7 +28,7 @@ from onejob.errors import (
 from onejob.serve import describe, metrics
 from onejob.serve.labels import Batch, parse
 from onejob.serve.protocols import kserve
-from onejob.serve.protocols.asking import Asked, Asking
+from onejob.serve.protocols.asking import Asked, Asking, Decode
 from onejob.serve.protocols.compression import TooLargeError, compress, inflate
 from onejob.serve.protocols.generate import EVENT_STREAM, encode_event, encode_generate, parse_generate
 from onejob.serve.protocols.http import JSON, MAX_BODY, Exchange, answer
@@ -53,6 +53,8 @@ MAX_LANES = 1024
 MAX_PATHS = 4096
 LONGEST_LANE, LONGEST_PATH = 8192, 256
 """Bytes of what is learnt of a request; of longer ones nothing is."""
+LARGE, LARGE_PACKED = 256 << 10, 4 << 10
+"""A message with more bytes of JSON or text, or of what is packed, is read on a thread of its own."""
 _OK_JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 _LENGTH = b"Inference-Header-Content-Length: %d\r\n"
 _OWN = frozenset((b"x-request-id", b"x-request-key", b"content-encoding", b"accept-encoding", b"expect"))
@@ -275,7 +277,13 @@ class Api:
             encode = partial(self._answer_infer, plan=plan, identifier=identifier)
             return Asked(arrays, plan.head.timeout_us * 1000, encode, plan.head.priority or kserve.NORMAL)
 
-        self._asking.run(exchange, found, decode)
+        self._run(exchange, path, decode)
+
+    def _run(self, exchange: Exchange, path: Path, decode: Decode) -> None:
+        """Have it answered; what takes long to be read is read aside."""
+        found = self._find(path)
+        again = partial(self._find, path) if _is_large(exchange, found.service) else None
+        self._asking.run(exchange, found, decode, again=again)
 
     def _learn(self, exchange: Exchange, plan: Plan, arrays: Arrays, router: Router, head: bytes | None) -> None:
         """Requests that look like this one may take the short way (protocols/lane.py, text_lane.py)."""
@@ -334,7 +342,7 @@ class Api:
             arrays = plan.arrays(b"")
             return Asked(arrays, plan.head.timeout_us * 1000, encode, plan.head.priority or kserve.NORMAL)
 
-        self._asking.run(exchange, self._find(path), decode)
+        self._run(exchange, path, decode)
 
     def _predict(self, exchange: Exchange, path: Path) -> None:
         def decode(service: Service) -> Asked:
@@ -342,7 +350,7 @@ class Api:
             columns = kserve.decode_predict(self._body(exchange), model.inputs, raw=model.raw, extras=extras)
             return Asked(columns, 0, self._answer_predict)
 
-        self._asking.run(exchange, self._find(path), decode)
+        self._run(exchange, path, decode)
 
     def _words(self, service: Service) -> Words:
         """How the messages of an engine are read and written; made once."""
@@ -378,6 +386,7 @@ class Api:
             return exchange.body
         try:
             exchange.body = inflate(exchange.body, encoding, self._max_body)
+            exchange.headers[b"content-encoding"] = b"identity"  # it may be read a second time, for another engine
             return exchange.body
         except TooLargeError:
             raise
@@ -401,6 +410,19 @@ class Api:
 
 def _names(request_id: str, engine: str) -> bytes:
     return f"x-request-id: {request_id}\r\nx-onejob-engine: {engine}\r\n".encode()
+
+
+def _is_large(exchange: Exchange, service: Service) -> bool:
+    """Whether reading the message would keep the loop for long."""
+    size = len(exchange.body)
+    if size <= LARGE_PACKED:
+        return False
+    if exchange.headers.get(b"content-encoding", b"identity") != b"identity":
+        return True
+    told = exchange.headers.get(b"inference-header-content-length", b"")
+    if told.isdigit() and len(told) < 7 and int(told) <= LARGE:
+        return size > LARGE and any(spec.datatype in ("BYTES", "BF16") for spec in service.model.inputs.values())
+    return size > LARGE
 
 
 def _disk(error: OSError) -> StoreError:
