@@ -181,3 +181,8 @@ def test_a_batch_that_is_damaged_is_named_with_its_line(tmp_path: Any) -> None:
     path.write_bytes(b'{"order":1,"line":1,"label":1,"time":null,"arrived":5,"key":"a"}\n{"order":1}\n')
     with pytest.raises(DamagedError, match=r"labels\.jsonl: line 2"):
         read_labels([path])
+
+
+def test_a_label_for_no_row_that_was_sent_twice_waits_once() -> None:
+    joined = join(traffic(("r1", 0, 10, None)), [by_key("lost", 1, order=1), by_key("lost", 1, order=2)])
+    assert joined.counts.waiting + joined.counts.unknown == 1

@@ -16,7 +16,7 @@ from onejob.engines.triton.client import from_bytes, to_bytes
 from onejob.engines.triton.config import NATIVE, Batching, Config, config, quoted, text
 from onejob.errors import UnavailableError
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "triton"
+GOLDEN = Path(__file__).parents[1] / "golden" / "triton_repository"
 X, Y = TensorSpec("x", "FP32", (-1, 64)), TensorSpec("y", "FP32", (-1, 10))
 COLUMN, SCORE = TensorSpec("carrier", "BYTES", (-1,)), TensorSpec("score", "FP64", (-1, 1))
 FIXED = TensorSpec("image", "UINT8", (3, -1, -1))

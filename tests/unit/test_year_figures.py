@@ -299,7 +299,7 @@ def test_mistakes_in_the_rules_of_a_year_are_named(tmp_path: Path) -> None:
 def test_signals_are_told_in_their_own_unit() -> None:
     def told(kind: str, value: float, threshold: float) -> str:
         given = Signal(1, "flights", kind, "2013-04-25", value, threshold, {}, None, None, 0, 0.0, 0.0, 7)
-        return next(iter(_signals([given]))).text
+        return next(iter(_signals([given], ""))).text
 
     assert told("harm", 132.07, 100) == "harm of 2013-04-25: 132.1, 100 is the threshold"
     assert told("labels", 36639.0, 20000) == "labels of 2013-04-25: 36,639 fresh ones, 20,000 are asked"

@@ -91,19 +91,20 @@ def join(traffic: Traffic, labels: Sequence[Label], *, now: int | None = None, h
     now = (int(rows.time.max()) if len(rows) else 0) if now is None else now
     by_request, by_key = _index(rows, any(label.key is None for label in labels))
     given: dict[int, list[Label]] = defaultdict(list)
-    ambiguous, lost, odd = 0, [], _Odd()
+    ambiguous, odd = 0, _Odd()
+    lost: dict[tuple[str, str, int | None], Label] = {}
     for label in sorted(labels, key=lambda label: (label.order, label.line)):
         found = by_key.get(label.key, []) if label.key is not None else _asked(by_request, label)
         if label.key is None and len(found) > 1:
             ambiguous += 1
             continue
         if not found:
-            lost.append(label)
+            lost[label.target] = label  # sent twice it is still one that fits no row
         if found or label.target in odd.last:
             odd.see(label)
         for row in found:
             given[row].append(label)
-    unknown = sum(now - label.time > horizon for label in lost)
+    unknown = sum(now - label.time > horizon for label in lost.values())
     value, when, history = _settled(len(rows), given)
     missing = when == NEVER_LABELLED
     late = int((missing & (now - rows.time > horizon)).sum())
