@@ -244,6 +244,39 @@ def test_the_urgent_ones_go_first() -> None:
     assert asyncio.run(work()) == [2, 10, 6, 12, 4, 8]
 
 
+class SilentError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even that")
+
+
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ValueError("boom"), "boom"),
+        (ValueError(), "ValueError"),
+        (SystemExit("enough"), "SystemExit: enough"),
+        (SilentError(), "SilentError"),
+    ],
+)
+def test_whatever_an_engine_raises_is_told(inline: bool, error: BaseException, says: str) -> None:
+    async def work() -> list[Item]:
+        def infer(arrays: Any) -> Any:
+            raise error
+
+        batcher = Batcher(infer, LIMITS, inline=inline)
+        answers: list[Item] = []
+        for _ in range(2):
+            batcher.submit(item([1], answers.append))
+        while len(answers) < 2:
+            await asyncio.sleep(0.001)
+        assert not batcher.pending
+        batcher.close()
+        return answers
+
+    assert [str(each.error) for each in asyncio.run(work())] == [f"engine: {says}"] * 2
+
+
 def test_a_request_larger_than_the_queue_keeps_nobody_out() -> None:
     async def work() -> list[int]:
         engine, order = Engine(), list[int]()

@@ -334,8 +334,10 @@ class Batcher:
         future.add_done_callback(lambda done: self._hand_back(pieces, done))
 
     def _hand_back(self, pieces: list[Piece], done: Future[Arrays | list[Arrays | Exception]]) -> None:
+        error = done.exception()
+        failed: list[Arrays | Exception] = [InferenceError(words(error), place="engine")] * len(pieces) if error else []
         with contextlib.suppress(RuntimeError):  # the loop was closed while a hung engine came back: nobody waits
-            self._loop.call_soon_threadsafe(self._finish, pieces, done.result())
+            self._loop.call_soon_threadsafe(self._finish, pieces, failed or done.result())
 
     def _compute(self, pieces: list[Piece]) -> Arrays | list[Arrays | Exception]:
         """The outputs of the whole batch; or each piece's own. If a batch of several fails, each runs alone, so that
@@ -346,10 +348,10 @@ class Batcher:
             outputs = self._infer(self._joined)
             check_rows(outputs, sum([stop - start for _, start, stop in pieces]), self._batchable)
             return outputs
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             error.__traceback__ = None  # its frames know the pieces, which come to know it
             if len(pieces) == 1:
-                return [error if isinstance(error, OnejobError) else InferenceError(str(error), place="engine")]
+                return [error if isinstance(error, OnejobError) else InferenceError(words(error), place="engine")]
         found: list[Arrays | Exception] = []
         for piece in pieces:
             alone = self._compute([piece])
@@ -424,6 +426,15 @@ class Batcher:
         self._measured += 1
         if self._measured % RELEARN == 0 or self._measured < RELEARN:
             self.choice = choose(self.fit, self._limits)
+
+
+def words(error: BaseException) -> str:
+    """What an engine's error says, and its kind where it says nothing or isn't meant to be caught."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return text if text and isinstance(error, Exception) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
 def _are_plain(items: Iterable[Item], shape: Hashable, now: int) -> bool:

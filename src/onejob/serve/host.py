@@ -44,6 +44,7 @@ from onejob.serve.folder import (
     take_lock,
 )
 from onejob.serve.generation import Generation, Place, can_try, listener_for
+from onejob.serve.grown import Scales
 from onejob.serve.listener import port_of, release
 from onejob.serve.rollout import HEALTHY_SECONDS, Trial, backoff, judge, weigh
 
@@ -78,6 +79,7 @@ class Host:
         self._wake, self._woken = socket.socketpair()
         self._changes = Changes(folder)
         self._doorman = Doorman(self._selector)
+        self._scales = Scales()
 
     def run(self) -> int:
         self._listen_to_signals()
@@ -169,6 +171,8 @@ class Host:
             self._judge_next(self._next, now)
         elif self._current is not None and self._current.tried is not None:
             self._weigh(self._current, now)
+        elif self._current is not None:
+            self._renew(self._current, now)
         for child, kill_at in self._leaving:
             if now >= kill_at:
                 child.kill()
@@ -263,13 +267,20 @@ class Host:
         if verdict == "switch":
             self._switch(generation)
         elif verdict == "give up":
-            self._error = generation.why_not()
-            logger.error("generation %s is given up: %s", generation.number, self._error)
-            self._next = None
+            why, self._next = generation.why_not(), None
+            logger.error("generation %s is given up: %s", generation.number, why)
+            if self._current is None or generation.desired is not self._current.desired:
+                self._error = why  # else they were to replace others of the same, which go on
             if self._current is None and generation.tried is not None:  # after a restart: what served, serves
                 generation.settle(keep_new=False)
                 self._next = Generation.of(generation.desired, generation.listener, None, None)
             self._abandon(generation)
+
+    def _renew(self, generation: Generation, now: float) -> None:
+        """Where a replica has grown too much, start all anew beside the old ones, as for another generation."""
+        if why := self._scales.why_too_heavy(generation.children, generation.options, now):
+            logger.warning("%s: replicas are replaced", why)
+            self._next = Generation.of(generation.desired, generation.listener, None, None)
 
     def _switch(self, generation: Generation) -> None:
         """The new replicas answer already: let the old ones go."""

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from onejob.core.address import check_host, socket_path
 from onejob.core.artifact import Json
 from onejob.core.plan import Existing, Output, Plan, Serving, Upstream
-from onejob.core.spec import Duration, Model, Resources, StageSpec, uncounted
+from onejob.core.spec import Duration, Model, Resources, Size, StageSpec, uncounted
 from onejob.errors import JobFileError
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -72,6 +72,11 @@ class ServeResources(Resources):
     """What a replica needs; by default it holds no slot, so that serving never keeps a training step waiting."""
 
     cpus: float = uncounted(0.0, ge=0, description="CPU cores that each replica holds of the executor's slots.")
+    memory: Size | None = uncounted(
+        None,
+        description="Memory for each replica, such as '2GiB'; when one uses more, all are replaced, without a failed "
+        "request. Unset means no limit.",
+    )
 
 
 class Spec(StageSpec):
@@ -127,7 +132,8 @@ class Spec(StageSpec):
         told = {"host", "port", "replicas", "batch", "threads", "queue", "timeout", "grace"}
         run = {} if self.engine == "own" else {"engine": self.engine}
         rollout = {"rollout": self.rollout.model_dump(mode="json")} if self.rollout.canary else {}
-        return {**self.model_dump(mode="json", include=told), **run, **rollout}
+        bound = {"memory": self.resources.memory} if self.resources.memory is not None else {}
+        return {**self.model_dump(mode="json", include=told), **run, **bound, **rollout}
 
 
 def plan(spec: Spec, upstream: Upstream) -> Plan:

@@ -125,6 +125,8 @@ def decode_predict(body: bytes, inputs: Specs, *, raw: bool, extras: Sequence[st
 
 def encode_predict(outputs: Arrays, specs: Specs) -> bytes:
     """A v1 answer: `{"predictions": [record, …]}`, one for each instance."""
+    if missing := [name for name in specs if name not in outputs]:
+        raise InferenceError(f"the model left no output {missing[0]!r}", place="engine")
     columns = {name: _rows(array, specs[name].datatype) for name, array in outputs.items() if name in specs}
     predictions = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return orjson.dumps({"predictions": predictions})

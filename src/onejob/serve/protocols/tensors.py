@@ -97,7 +97,7 @@ def to_json(array: Array, datatype: str) -> list[Json]:
     """A flat JSON list, in row-major order."""
     if datatype == "BYTES":
         return [_text(value) for value in array.reshape(-1)]
-    values: list[Json] = array.reshape(-1).tolist()
+    values: list[Json] = array.astype(DTYPES[datatype], copy=False).reshape(-1).tolist()
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         return [value if math.isfinite(value) else None for value in values]
     return values
