@@ -69,6 +69,7 @@ class Endpoint:
     def want(
         self, engine: Path, *, generation: int = 1, digest: str = DIGEST, meta: Any = None, **options: Any
     ) -> None:
+        files = {"files": options.pop("files")} if "files" in options else {}
         repository = {name: options.pop(name) for name in ("models", "repository") if name in options}
         desired = {
             "name": options.pop("name", "affine"),
@@ -82,6 +83,7 @@ class Endpoint:
                 "execution": "e1",
                 "meta": meta or {"engine": "onnxruntime"},
                 "dir": str(engine),
+                **files,
             },
             **repository,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from served_models import Endpoint, endpoint, save_affine, wait_for
 
-from onejob.serve.doorman import PATIENCE
+from onejob.serve.doorman import MOST, PATIENCE
 
 
 @pytest.fixture
@@ -153,3 +154,56 @@ def test_kill_9_under_load_loses_no_more_than_what_was_under_way(served: Endpoin
     assert len(lost) <= 8, "one for each connection at most"
     assert all(after > earlier for after, earlier in zip(counts, before, strict=True))
     assert recovered < 10
+
+
+def ticks(pid: int) -> int:
+    """CPU time of a process, in hundredths of a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_who_has_half_asked_costs_nothing_and_is_answered_in_the_end(served: Endpoint) -> None:
+    (pid,) = served.pids
+    body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}).encode()
+    asked = (
+        b"POST /v2/models/affine/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: get(served, "/v2/health/ready", 3)[0] == 503)
+        socks = [served.connect() for _ in range(20)]
+        for at, sock in enumerate(socks):
+            sock.sendall(asked[: 5 + at * 8])
+        assert served.process is not None
+        before = ticks(served.process.pid)
+        time.sleep(2)
+        assert ticks(served.process.pid) - before < 60
+        assert get(served, "/v2/health/ready")[0] == 503, "probes are answered meanwhile"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: get(served, "/v2/health/ready")[0] == 200)
+    for at, sock in enumerate(socks):
+        sock.sendall(asked[5 + at * 8 :])
+        answer = b"".join(iter(lambda sock=sock: sock.recv(1 << 16), b""))  # type: ignore[misc]
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+        sock.close()
+
+
+def test_more_visitors_than_may_wait_keep_the_host_from_nothing(served: Endpoint) -> None:
+    (pid,) = served.pids
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: get(served, "/v2/health/ready", 3)[0] == 503)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        socks = [served.connect() for _ in range(min(MOST + 50, most - 100))]
+        assert served.process is not None
+        time.sleep(0.5)
+        before = ticks(served.process.pid)
+        time.sleep(2)
+        assert ticks(served.process.pid) - before < 60
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: infer(served)[0] == 200)
+    for sock in socks:
+        sock.close()

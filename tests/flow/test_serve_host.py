@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from served_models import Endpoint, alive, endpoint, save_affine, wait_for
 
+from onejob.core.artifact import digest_file
 from onejob.monitor.collect import summary_of
 
 BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}).encode()
@@ -238,6 +240,24 @@ def test_host_and_replica_load_no_more_than_they_need(tmp_path: Path) -> None:
     assert "onnxruntime" in replica
 
 
+def test_few_files_are_no_reason_to_turn_connections_away(tmp_path: Path) -> None:
+    """The limit that a shell sets is often 1024; what the system allows is more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with endpoint(tmp_path / "ep") as made:
+        made.want(save_affine(tmp_path / "engine"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 64), hard))
+        try:
+            made.start().ready()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        socks = [made.connect() for _ in range(200)]
+        for sock in socks:
+            sock.sendall(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+            assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+        for sock in socks:
+            sock.close()
+
+
 def test_the_port_stays_when_the_host_is_started_again(tmp_path: Path) -> None:
     with endpoint(tmp_path / "ep") as made:
         made.want(save_affine(tmp_path / "engine"))
@@ -396,3 +416,24 @@ def test_a_full_disk_stops_the_log_not_the_serving(tmp_path: Path, small_disk: P
         assert [status for status, _ in answered] == [200] * 3
         request = json.loads(answered[0][1])["parameters"]["request_id"]
         wait_for(lambda: any(request in path.read_text() for path in small_disk.glob("*.jsonl")))
+
+
+def test_a_replica_refuses_an_engine_whose_file_was_swapped(tmp_path: Path) -> None:
+    """Those that serve go on; one that starts would answer with another model in the name of this one."""
+    engine, other = save_affine(tmp_path / "engine"), save_affine(tmp_path / "other", scale=9.0)
+    file = engine / "model.onnx"
+    files = {"model.onnx": digest_file(file)}
+    with endpoint(tmp_path / "ep") as made:
+        made.want(engine, files=files)
+        made.start().ready()
+        (pid,) = made.pids
+        file.rename(tmp_path / "kept")
+        (other / "model.onnx").rename(file)
+        assert json.loads(ask(made.port)[1])["outputs"][0]["data"][0] == 3
+        os.kill(pid, signal.SIGKILL)
+        log = made.folder / "log"
+        wait_for(lambda: "somebody has changed it" in log.read_text())
+        wait_for(lambda: b"somebody has changed it" in ask(made.port, "/v2/health/ready", None)[1])
+        (tmp_path / "kept").rename(file)
+        made.ready()
+        assert json.loads(ask(made.port)[1])["outputs"][0]["data"][0] == 3

@@ -8,6 +8,7 @@ import time
 import pytest
 from loop_world import World, drive
 
+from onejob.core.artifact import digest_file
 from onejob.core.plan import Output, Serving
 from onejob.core.ports import Status
 from onejob.core.state import EndpointState, RunState
@@ -200,3 +201,42 @@ def test_an_endpoint_of_another_machine_is_taken_over_once_nothing_is_heard_of_i
         reconcile(here)
     assert world.executor.runs["host"] == 2
     assert state(here) is EndpointState.READY
+
+
+def test_files_that_somebody_has_changed_are_laid_out_again_once(world):
+    session = world.supervisor()
+    drive(session, serve(world, session))
+    folder = session.home.endpoint("tiny")
+    desired = json.loads((folder / "desired.json").read_text())
+    (name, digest), *_ = desired["engine"]["files"].items()
+    path = folder / "engines" / desired["engine"]["digest"] / name
+    before = path.read_bytes()
+    aside = path.with_name("aside")
+    aside.write_bytes(b"another model")
+    aside.replace(path)
+    reconcile(session)
+    assert path.read_bytes() == before
+    assert digest_file(path) == digest
+    told = json.loads((folder / "desired.json").read_text())
+    assert {**told, "engine": {**told["engine"], "laid": 0}} == {**desired, "engine": {**desired["engine"], "laid": 0}}
+    seen = (folder / "desired.json").stat().st_mtime_ns
+    reconcile(session)
+    assert (folder / "desired.json").stat().st_mtime_ns == seen
+    path.unlink()
+    reconcile(session)
+    assert path.read_bytes() == before
+
+
+def test_an_endpoint_that_serves_goes_on_though_its_engine_can_not_be_laid_out_again(world):
+    session = world.supervisor()
+    drive(session, serve(world, session))
+    folder = session.home.endpoint("tiny")
+    desired = json.loads((folder / "desired.json").read_text())
+    (name, digest), *_ = desired["engine"]["files"].items()
+    (folder / "engines" / desired["engine"]["digest"] / name).unlink()
+    blob = session.blobs.get(digest)
+    blob.chmod(0o644)
+    blob.unlink()
+    for _ in range(3):
+        reconcile(session)
+    assert state(session) is EndpointState.READY

@@ -7,7 +7,9 @@ newest of these is the one that counts, so a supervisor that died while starting
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import shutil
 import sys
 from collections.abc import Mapping
@@ -23,6 +25,8 @@ from onejob.errors import ConflictError, DamagedError, StepError, from_json
 from onejob.loop.champion import event_now, keeps_champion
 from onejob.loop.session import Session
 from onejob.loop.tasks import explained, lay_out
+
+logger = logging.getLogger("onejob.loop")
 
 TRIES = 3
 MINUTE = 60.0
@@ -154,13 +158,22 @@ def _write_desired(session: Session, endpoint: Endpoint, folder: Path) -> None:
     """What the host should serve, with the engine's files beside it; written only when it changes."""
     path = folder / "desired.json"
     known = _read(path)
+    files = folder / "engines" / endpoint.artifact
     if known.get("generation") == endpoint.generation and known.get("engine", {}).get("digest") == endpoint.artifact:
+        _mend(session, endpoint, files, known, path)
         return
     artifact = session.ledger.get_artifact(endpoint.artifact)
-    files = folder / "engines" / endpoint.artifact
     lay_out(session, artifact, files)
     meta = dict(artifact.meta)
-    engine = {"digest": endpoint.artifact, "execution": endpoint.execution, "meta": meta, "dir": str(files)}
+    digests = {entry.path: entry.digest for entry in artifact.files}
+    engine = {
+        "digest": endpoint.artifact,
+        "execution": endpoint.execution,
+        "meta": meta,
+        "dir": str(files),
+        "files": digests,
+        "laid": {entry.path: _stamp(files / entry.path) for entry in artifact.files},
+    }
     options = dict(endpoint.options)
     desired: dict[str, Json] = {
         "name": endpoint.name,
@@ -174,18 +187,41 @@ def _write_desired(session: Session, endpoint: Endpoint, folder: Path) -> None:
     }
     if "models" in meta:  # a repository
         desired |= {
-            "models": [_told(model, files) for model in meta["models"]],
+            "models": [_told(model, files, digests) for model in meta["models"]],
             "repository": options.get("repository"),
         }
     write_json(path, desired)
 
 
-def _told(model: Mapping[str, Json], files: Path) -> dict[str, Json]:
+def _stamp(path: Path) -> list[int]:
+    """By what a file that somebody has changed is known without reading it: size and time; nothing if it is gone."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return []
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _mend(session: Session, endpoint: Endpoint, files: Path, desired: Mapping[str, Json], path: Path) -> None:
+    """Lay files out again that somebody has changed: replicas that start would refuse them. Tried once a change."""
+    laid: Mapping[str, Json] = desired["engine"].get("laid") or {}
+    if all(_stamp(files / name) == stamp for name, stamp in laid.items()):
+        return
+    logger.warning("%s: files of its engine were changed; they are laid out again", endpoint.name)
+    with contextlib.suppress(DamagedError):  # those that serve go on
+        lay_out(session, session.ledger.get_artifact(endpoint.artifact), files)
+    now = {name: _stamp(files / name) for name in laid}
+    write_json(path, {**desired, "engine": {**desired["engine"], "laid": now}})
+
+
+def _told(model: Mapping[str, Json], files: Path, digests: Mapping[str, str]) -> dict[str, Json]:
     """One model of a repository, as a replica is told of it."""
+    inside = f"{model['name']}/{model['version']}/"
     engine = {
         "digest": model["digest"],
         "meta": model["meta"],
         "dir": str(files / model["name"] / model["version"]),
+        "files": {name.removeprefix(inside): each for name, each in digests.items() if name.startswith(inside)},
     }
     return {"name": model["name"], "version": model["version"], "engine": engine, "options": model["options"]}
 

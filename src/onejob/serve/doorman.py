@@ -8,6 +8,7 @@ waits, and is handed to a replica, socket and all, as soon as one is well again;
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import selectors
 import socket
@@ -22,6 +23,8 @@ PATIENCE = 5.0
 MOST = 1024
 """Connections that may wait here; more of them wait in the kernel's queue."""
 LOOK = 4096
+MOST_LEFT = 64
+"""Pieces of 64 KiB that are read of what a visitor who was answered has sent."""
 _PROBES = (b"/v2/health/ready", b"/v2/health/started")
 
 
@@ -44,6 +47,8 @@ class Visitor:
     since: float
     asked: bool = False
     """It has sent something that is no probe."""
+    begun: bool = False
+    """It has sent a part of something; looked at now and then."""
 
 
 class Doorman:
@@ -56,13 +61,14 @@ class Doorman:
         self._why = "no replica has started yet"
         """Why no replica is well."""
 
-    def keep(self, listener: socket.socket, replicas: Sequence[Replica], now: float) -> None:
-        """Stand at the door while none of the replicas is well; then hand over who waits."""
+    def keep(self, listener: socket.socket, replicas: Sequence[Replica], now: float, last_words: str = "") -> None:
+        """Stand at the door while none of the replicas is well; then hand over who waits. `last_words`: of one that
+        couldn't start."""
         well = [replica for replica in replicas if replica.is_well(now)]
         if not well:
             told = next((replica.unready for replica in replicas if replica.unready), "")
             silent = any(replica.ready for replica in replicas)
-            self._why = told or ("the engine hangs" if silent else "no replica has started yet")
+            self._why = told or ("the engine hangs" if silent else last_words or "no replica has started yet")
             self.stand(listener)
             self.tend(now)
         else:
@@ -87,10 +93,17 @@ class Doorman:
 
     def accept(self) -> None:
         """Let in who knocks."""
-        while self._listener is not None and len(self._visitors) < MOST:
+        while self._listener is not None:
+            if len(self._visitors) >= MOST:
+                self.leave()  # until some have gone: see `keep`
+                return
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self.leave()  # it would wake us again and again
                 return
             sock.setblocking(False)
             visitor = Visitor(sock, time.monotonic())
@@ -117,11 +130,16 @@ class Doorman:
         elif end >= 0 and is_probe:
             self._answer(visitor, 503, {"error": f"not ready: {self._why}"})
         elif end >= 0 or len(data) == LOOK:
-            visitor.asked = True
-            self._selector.unregister(visitor.sock)  # it waits: nothing that it sends changes anything
+            visitor.asked, visitor.begun = True, False
+            self._ignore(visitor)  # it waits: nothing that it sends changes anything
+        else:
+            visitor.begun = True
+            self._ignore(visitor)  # what lies there unread would wake us again and again
 
     def tend(self, now: float) -> None:
-        """Tell those who have waited long enough."""
+        """Look whether who had begun to ask has gone on; tell those who have waited long enough."""
+        for visitor in [one for one in self._visitors if one.begun]:
+            self.look(visitor)
         for visitor in [one for one in self._visitors if now - one.since > PATIENCE]:
             self._answer(visitor, 503, {"error": f"not ready: {self._why}"})
 
@@ -144,12 +162,16 @@ class Doorman:
         with contextlib.suppress(OSError):
             visitor.sock.send(head % (line, len(text)) + text)
             visitor.sock.shutdown(socket.SHUT_WR)
-            while visitor.sock.recv(1 << 16):  # what lies unread would reset the connection under the answer
-                pass
+            for _ in range(MOST_LEFT):  # what lies unread would reset the connection under the answer
+                if not visitor.sock.recv(1 << 16):
+                    break
         self._drop(visitor)
 
     def _drop(self, visitor: Visitor) -> None:
         self._visitors.remove(visitor)
+        self._ignore(visitor)
+        visitor.sock.close()
+
+    def _ignore(self, visitor: Visitor) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(visitor.sock)
-        visitor.sock.close()

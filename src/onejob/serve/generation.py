@@ -23,6 +23,8 @@ class Place:
     child: Child | None = None
     deaths: int = 0
     start_at: float = 0.0
+    why: str = ""
+    """What the last one here that couldn't start said."""
 
 
 @dataclass(eq=False)
@@ -66,6 +68,11 @@ class Generation:
     def serving(self) -> Mapping[str, Json]:
         """What answers, but for the share of what is tried."""
         return self.tried.former if self.tried else self.desired
+
+    @property
+    def last_words(self) -> str:
+        """Why a replica could not start; empty if none has said so."""
+        return next((place.why for place in self.places if place.why), "")
 
     @property
     def children(self) -> list[Child]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import selectors
 import shutil
 import signal
@@ -201,7 +202,7 @@ class Host:
         """While no replica is well, somebody must say so."""
         generation = self._current or self._next
         if generation is not None:
-            self._doorman.keep(generation.listener, generation.children, now)
+            self._doorman.keep(generation.listener, generation.children, now, generation.last_words)
 
     def _reap(self, now: float) -> None:
         ended = False
@@ -226,6 +227,7 @@ class Host:
         healthy = child.ready_since is not None and now - child.ready_since >= HEALTHY_SECONDS
         place.deaths = 1 if healthy else place.deaths + 1
         place.start_at = now + backoff(place.deaths)
+        place.why = str(child.error) if child.error else ""
         logger.error("replica %d ended with %s", child.pid, child.how_ended())
         self._forget(child)
         if child.error is None or generation is self._current:  # one that served is tried again, whatever it said
@@ -451,10 +453,18 @@ class Host:
         }
 
 
+def _allow_connections() -> None:
+    """As many open files as this process may have, for it and its replicas: a connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def main(argv: list[str]) -> int:
     """Serve one endpoint folder until stopped; returns the exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s host %(process)d %(message)s")
     folder = Path(argv[0]).resolve()
+    _allow_connections()
     try:
         lock = take_lock(folder)
     except OnejobError as error:

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from onejob.core.artifact import Json
+from onejob.core.artifact import Json, digest_file
 from onejob.core.faults import reach
 from onejob.core.plugin import load
 from onejob.core.traffic import SEGMENT_SUFFIX
+from onejob.errors import DamagedError
 from onejob.serve.capture import Capture, Rules, Signature
 from onejob.serve.folder import SHADOW
 from onejob.serve.identify import Roles
@@ -170,11 +171,12 @@ def open_warm(options: Options) -> tuple[ServedModel, Fit]:
     """The model, after warm-up inferences of one row and of larger and larger batches; and how long these take."""
     engine = options.desired["engine"]
     project = options.desired.get("project")
-    if project:
+    if project and str(project) not in sys.path:
         sys.path.insert(0, str(project))  # a family of the user's own lives there
     meta = engine.get("meta", {})
     if options.desired.get("options", {}).get("engine") == "triton":
         meta = load("onejob.engines.triton.engine:through")(meta)
+    check_files(engine)
     model = open_served(Path(engine["dir"]), meta, threads=options.threads)
     reach("replica.before_warm_up")
     fit, most = Fit(), options.limits.rows if model.batchable else 1
@@ -189,6 +191,16 @@ def open_warm(options: Options) -> tuple[ServedModel, Fit]:
         if took > SLOW_NS:
             break  # larger ones will be measured when they come
     return model, fit
+
+
+def check_files(engine: Mapping[str, Json]) -> None:
+    """DamagedError if a file of the engine isn't the one that its digest stands for: answers name that."""
+    files: Mapping[str, str] = engine.get("files") or {}
+    for name, digest in files.items():
+        path = Path(engine["dir"]) / name
+        if not path.is_file() or digest_file(path) != digest:
+            told = f"it is not the file of engine {engine['digest'][:12]} any more: somebody has changed it"
+            raise DamagedError(told, place=str(path), cure="Serve it again: its files are laid out anew.")
 
 
 def open_recorders(options: Options, model: ServedModel, *, shadow: bool = False) -> Recorders:

@@ -149,6 +149,8 @@ def told(version: Version, folder: Path) -> dict[str, Json]:
     """One version as replicas are told of it, with a copy of its files."""
     artifact, files = version.artifact()
     target = folder / MODELS / artifact.digest
+    if target.is_dir() and not _is_whole(artifact, target):
+        shutil.rmtree(target)  # somebody has changed it
     if not target.is_dir():
         aside = target.with_name(f".{artifact.digest}.{os.getpid()}")
         shutil.rmtree(aside, ignore_errors=True)
@@ -160,8 +162,14 @@ def told(version: Version, folder: Path) -> dict[str, Json]:
             aside.rename(target)
         except OSError:  # another replica was quicker
             shutil.rmtree(aside, ignore_errors=True)
-    engine = {"digest": artifact.digest, "meta": dict(artifact.meta), "dir": str(target)}
+    digests = {entry.path: entry.digest for entry in artifact.files}
+    engine = {"digest": artifact.digest, "meta": dict(artifact.meta), "dir": str(target), "files": digests}
     return {"name": version.name, "version": version.version, "engine": engine, "options": dict(version.options)}
+
+
+def _is_whole(artifact: Artifact, folder: Path) -> bool:
+    paths = [(folder / entry.path, entry.digest) for entry in artifact.files]
+    return all(path.is_file() and digest_file(path) == digest for path, digest in paths)
 
 
 def _check_copy(artifact: Artifact, folder: Path) -> None:
