@@ -46,7 +46,7 @@ from onejob.serve.folder import (
 )
 from onejob.serve.generation import Generation, Place, can_try, listener_for
 from onejob.serve.grown import Scales
-from onejob.serve.listener import port_of, release
+from onejob.serve.listener import port_of, release, shut_out
 from onejob.serve.rollout import HEALTHY_SECONDS, Trial, backoff, judge, weigh
 
 TICK_SECONDS = 0.2
@@ -387,6 +387,9 @@ class Host:
         logger.info("stopping")
         grace = max((g.grace for g in (self._current, self._next) if g), default=0.0)
         children = [child for child in self._children() if not child.ended()]
+        for generation in (self._current, self._next):
+            if generation is not None:
+                shut_out(generation.listener)
         for child in children:
             child.terminate()
         self._doorman.close()

@@ -4,11 +4,13 @@ refused. It is a TCP port, or a Unix socket, whose file is there as long as the 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
 import socket
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,15 @@ from onejob.errors import PortInUseError, UnavailableError
 BACKLOG = 4096
 MODE = 0o600
 """Of a Unix socket's file: who may not write to it can't connect."""
+SO_ATTACH_FILTER = 26
+_FILTER = struct.Struct("HBBI")
+_NO_SYN = (
+    (0x30, 0, 0, 13),  # load the byte of the TCP header that holds the flags
+    (0x45, 0, 1, 0x02),  # has it SYN?
+    (0x06, 0, 0, 0),  # then drop it
+    (0x06, 0, 0, 0xFFFFFFFF),
+)
+"""A classic BPF program: (operation, jump if true, jump if false, operand)."""
 _LISTEN = "0A"
 _ACCEPTS = "00010000"
 
@@ -47,6 +58,22 @@ def bind(host: str, port: int, *, preferred: int = 0) -> socket.socket:
         if isinstance(error, socket.gaierror) or port == 0:
             raise UnavailableError(f"can't listen on {host}: {error}", place="[serve] host") from None
         raise _explain(host, port, error) from None
+
+
+def shut_out(listener: socket.socket) -> None:
+    """Let nobody new knock; who has knocked is still let in.
+
+    A listener that is closed resets the connections that wait in its queue, with what their clients have sent. So
+    packets that would open another one are dropped first (a client sends them again a second later, and is refused),
+    and the queue can be emptied for good.
+    """
+    if listener.family == socket.AF_UNIX:
+        return
+    program = ctypes.create_string_buffer(b"".join(_FILTER.pack(*line) for line in _NO_SYN))
+    with contextlib.suppress(OSError):  # a system that can't: then who knocks in the last instant is reset
+        listener.setsockopt(
+            socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", len(_NO_SYN), ctypes.addressof(program))
+        )
 
 
 def release(listener: socket.socket) -> None:

@@ -107,6 +107,7 @@ class Replica:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._api = Api(loader.registry, repository=loader if loader.is_repository else None)
         self._stop_at: float | None = None
+        self._lets_in = False
         self._quiet = self._swept = 0.0
         self._changed = asyncio.Event()
         self._told_unready = self._told_faulty = False
@@ -115,7 +116,7 @@ class Replica:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(self._connection, sock=self._listener, backlog=4096)
         for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, lambda: self._stop(self._grace, QUIET_SECONDS))
+            loop.add_signal_handler(signum, self._end)
         loop.add_reader(self._control.fileno(), self._hear)
         self._control.send({"ready": True})
         reach("replica.ready")
@@ -128,12 +129,17 @@ class Replica:
             self._loader.close_idle()
             self._sweep()
             await self._pause()
+        if self._lets_in:
+            await asyncio.sleep(QUIET_SECONDS)
+            self._let_in()
         server.close()
         reach("replica.draining")
         await self._drain(loop)
 
     def _connection(self) -> Connection:
-        return Connection(self._api, self._connections, room=self._room)
+        made = Connection(self._api, self._connections, room=self._room)
+        made.draining = self._stop_at is not None
+        return made
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -163,18 +169,32 @@ class Replica:
 
     def _take(self) -> None:
         """Answer on connections that the host has accepted while no replica was well."""
-        loop = asyncio.get_running_loop()
         sockets, self._control.sockets = self._control.sockets, []
         for number in sockets:
-            sock = socket.socket(fileno=number)
-            task = loop.create_task(loop.connect_accepted_socket(self._connection, sock))
-            self._tasks.add(task)
-            task.add_done_callback(self._taken)
+            self._answer_on(socket.socket(fileno=number))
+
+    def _let_in(self) -> None:
+        """Answer on all connections that wait in the listener's queue: when it is closed, those are reset."""
+        with contextlib.suppress(OSError):  # there are no more
+            while True:
+                sock, _ = self._listener.accept()
+                self._answer_on(sock)
+
+    def _answer_on(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(loop.connect_accepted_socket(self._connection, sock))
+        self._tasks.add(task)
+        task.add_done_callback(self._taken)
 
     def _taken(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logging.warning("a connection that was handed over is gone: %s", error)
+
+    def _end(self) -> None:
+        """Whoever sends SIGTERM may want no other replica to come: who has knocked already is let in before."""
+        self._lets_in = True
+        self._stop(self._grace, QUIET_SECONDS)
 
     def _stop(self, grace: float, quiet: float) -> None:
         """Take no more connections; finish what is begun within `grace`, close what has been idle for `quiet`."""
@@ -187,7 +207,7 @@ class Replica:
 
     async def _drain(self, loop: asyncio.AbstractEventLoop) -> None:
         begun = time.monotonic()
-        while self._connections and self._stop_at is not None and time.monotonic() < self._stop_at:
+        while (self._connections or self._tasks) and self._stop_at is not None and time.monotonic() < self._stop_at:
             self._control.send({"beat": 1})
             self._registry.expire()
             for connection in list(self._connections):
