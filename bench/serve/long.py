@@ -73,8 +73,10 @@ def reloads(stage: Stage, name: str, models: int, cycles: int) -> None:
     """So many models in one server over the repository API; then as often one of them unloaded and loaded again."""
     names = [f"mlp{number:03d}" for number in range(models)]
     with stage.launched(SERVERS[name], MLP, names=names) as (setting, tree):
-        _until_live(setting.port, tree)
-        empty = tree.memory().own
+        _until_ready(setting.port, tree)
+        _repository(setting.port, names[0], "load")  # what the first one needs, the server keeps
+        _repository(setting.port, names[0], "unload")
+        empty = _settled(tree)
         begun = time.perf_counter()
         for each in names:
             _repository(setting.port, each, "load")
@@ -146,11 +148,11 @@ def _ask_all(port: int, names: Sequence[str], server: Server, model: Model) -> N
         wire.ask(port, wire.binary(server.path.format(model=name), wire.row(model)))
 
 
-def _until_live(port: int, tree: Tree) -> None:
+def _until_ready(port: int, tree: Tree) -> None:
     for _ in range(3000):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
         try:
-            connection.request("GET", "/v2/health/live")
+            connection.request("GET", "/v2/health/ready")
             if connection.getresponse().status == 200:
                 return
         except OSError:
@@ -158,4 +160,4 @@ def _until_live(port: int, tree: Tree) -> None:
             time.sleep(0.02)
         finally:
             connection.close()
-    raise FailedError(f"never live\n{tree.told()}")
+    raise FailedError(f"never ready\n{tree.told()}")

@@ -96,11 +96,23 @@ def _onejob(setting: Setting, more: Mapping[str, object]) -> Launch:
     engine = setting.work / "engine"
     engine.mkdir()
     (engine / "model.onnx").symlink_to(setting.file)
+    repository = {"models": [], "repository": str(onejob_repository(setting))} if setting.names else {}
     options = {"replicas": setting.replicas, "threads": 1, "batch": {"max": setting.model.batch}, **more}
     served = {"digest": "ab" * 32, "execution": None, "meta": {"engine": "onnxruntime"}, "dir": str(engine)}
-    desired = {"name": setting.model.name, "generation": 1, "host": "127.0.0.1", "port": setting.port}
+    desired = {"name": setting.model.name, "generation": 1, "host": "127.0.0.1", "port": setting.port, **repository}
     (setting.work / "desired.json").write_text(json.dumps({**desired, "options": options, "engine": served}))
     return Launch([sys.executable, "-m", "onejob.serve.host", str(setting.work)])
+
+
+def onejob_repository(setting: Setting) -> Path:
+    """A model repository that holds the model under each name; none of them is loaded at the start."""
+    repository = setting.work / "repository"
+    for name in setting.names:
+        version = repository / name / "1"
+        version.mkdir(parents=True)
+        (version / "model.onnx").symlink_to(setting.file)
+        (repository / name / "config.pbtxt").write_text(f"max_batch_size: {setting.model.batch}\n")
+    return repository
 
 
 def triton_repository(setting: Setting) -> Path:

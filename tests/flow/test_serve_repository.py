@@ -162,6 +162,24 @@ def test_what_cannot_be_loaded_changes_nothing(repository: Repository) -> None:
             client.unload_model("nope")
 
 
+def test_files_that_are_links_are_models_too(repository: Repository) -> None:
+    """As clusters mount them."""
+    repository.model("one", 2)
+    repository.model("two", 3)
+    for name in ("one", "two"):
+        file = repository.folder / name / "1" / "model.onnx"
+        file.rename(repository.folder.parent / name)
+        file.symlink_to(repository.folder.parent / name)
+    shutil.move(repository.folder / "two", repository.folder.parent / "later")
+    repository.serve()
+    repository.endpoint.start().ready()
+    assert repository.ask("one") == 3
+    shutil.move(repository.folder.parent / "later", repository.folder / "two")
+    with repository.client() as client:
+        client.load_model("two")
+    assert repository.ask("two") == 4
+
+
 def test_a_model_comes_with_the_request(repository: Repository, tmp_path: Path) -> None:
     repository.model("one", 2)
     repository.serve()

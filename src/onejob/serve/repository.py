@@ -15,11 +15,11 @@ import binascii
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onejob.core.artifact import Artifact, FileEntry, Json, digest_file, walk_files
+from onejob.core.artifact import Artifact, FileEntry, Json, digest_file
 from onejob.errors import BadRequestError, DataError, NotFoundError
 from onejob.serve import pbtxt
 
@@ -56,7 +56,7 @@ class Version:
 
     def artifact(self) -> tuple[Artifact, dict[str, Path]]:
         """What it is as an artifact, and where its files lie."""
-        found = {name: path for name, path in walk_files(self.folder) if not self.only or name == self.file}
+        found = {name: path for name, path in _files(self.folder) if not self.only or name == self.file}
         names = {name: _served(name) if self.only else name for name in found}
         entries = [FileEntry(names[name], digest_file(path), path.stat().st_size) for name, path in found.items()]
         meta: dict[str, Json] = {"format": 1, "engine": self.engine}
@@ -165,6 +165,13 @@ def told(version: Version, folder: Path) -> dict[str, Json]:
     digests = {entry.path: entry.digest for entry in artifact.files}
     engine = {"digest": artifact.digest, "meta": dict(artifact.meta), "dir": str(target), "files": digests}
     return {"name": version.name, "version": version.version, "engine": engine, "options": dict(version.options)}
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Every file below a folder; one that is elsewhere, and only linked to, counts as if it were here."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield path.relative_to(folder).as_posix(), path
 
 
 def _is_whole(artifact: Artifact, folder: Path) -> bool:
