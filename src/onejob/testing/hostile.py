@@ -38,7 +38,7 @@ MODELS: Mapping[str, Sequence[tuple[str, str, int]]] = {
 }
 """Model -> (input, datatype, width of a row)."""
 
-DEEP = {b'"@deep"': b"[" * 200 + b"]" * 200, b'"@deeper"': b"[" * 1000 + b"]" * 1000}
+DEEP = {b'"@deep"': b"[" * 200 + b"]" * 200, b'"@deeper"': b"[" * 1010 + b"]" * 1010}
 """Stand-ins in JUNK, since Python itself doesn't write what is nested so deep."""
 JUNK: Sequence[Any] = (
     *(None, True, False, 0, 1, -1, 7, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64, 2**200, -(2**63), 1.5, 1e308, -0.0),

@@ -326,7 +326,15 @@ def data_words(data: Json, datatype: str, shape: Sequence[int]) -> str:
 
 
 def _count(data: Json) -> int:
-    return sum(map(_count, data)) if isinstance(data, list) else 1
+    """Values in nested lists, however deep."""
+    count, left = 0, [data]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left.extend(value)
+        else:
+            count += 1
+    return count
 
 
 def _wrong_total(parts: Sequence[Part], binary: int, place: str) -> BadRequestError:

@@ -84,7 +84,10 @@ def wrong_type(value: Json, what: str, wanted: str, verb: str = "parse") -> BadR
 
 def brief(value: Json) -> str:
     """A value as JSON, cut short."""
-    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return "something nested very deep"
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
