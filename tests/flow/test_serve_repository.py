@@ -18,7 +18,8 @@ import tritonclient.http as triton
 from served_models import Endpoint, endpoint, save_affine, wait_for
 from tritonclient.utils import InferenceServerException
 
-from onejob.serve.repository import scan, told
+from onejob.serve.changes import NEW_SECONDS, Changes
+from onejob.serve.repository import MODELS, scan, told
 from onejob.testing.faults import armed
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -195,6 +196,50 @@ def test_a_model_comes_with_the_request(repository: Repository, tmp_path: Path) 
                 client.load_model("sent", config=config, files={name: data})
         assert repository.ask("sent") == 10
     assert not list((repository.endpoint.folder / "uploads").glob("*"))
+
+
+def test_a_model_is_loaded_right_after_it_was_unloaded_again_and_again(repository: Repository) -> None:
+    repository.model("one", 2)
+    repository.model("two", 3)
+    repository.serve(replicas=2)
+    repository.endpoint.start().ready()
+    wrong: list[Any] = []
+
+    def keep_changing(name: str) -> None:
+        try:
+            with repository.client() as client:
+                for _ in range(25):
+                    client.unload_model(name)
+                    client.load_model(name)
+        except Exception as error:
+            wrong.append(error)
+
+    changing = [threading.Thread(target=keep_changing, args=(name,)) for name in ("one", "two")]
+    for thread in changing:
+        thread.start()
+    for thread in changing:
+        thread.join(60)
+    assert wrong == []
+    assert (repository.ask("one"), repository.ask("two")) == (3, 4)
+
+
+def test_copies_that_nobody_serves_are_removed_in_the_end(tmp_path: Path) -> None:
+    folder = tmp_path / MODELS
+    for name in ("served", "gone", "new"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "model.onnx").touch()
+    model = {"name": "one", "version": "1", "engine": {"digest": "served"}, "options": {}}
+    for name in ("served", "gone"):
+        os.utime(folder / name, (0, 0))
+    changes = Changes(tmp_path)
+    changes.begin({"engine": {"digest": "base"}, "models": [model]})
+    changes.tend([], False, 1000.0)
+    assert {path.name for path in folder.iterdir()} == {"served", "new"}
+    os.utime(folder / "new", (0, 0))
+    changes.tend([], False, 1000.0 + NEW_SECONDS - 1)
+    assert (folder / "new").exists()
+    changes.tend([], False, 1000.0 + NEW_SECONDS + 1)
+    assert {path.name for path in folder.iterdir()} == {"served"}
 
 
 def test_what_was_loaded_outlives_replicas_and_the_host(repository: Repository) -> None:

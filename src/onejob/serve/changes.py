@@ -7,7 +7,9 @@ start later, and the next host, serve the same.
 from __future__ import annotations
 
 import logging
+import math
 import shutil
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +24,8 @@ from onejob.serve.folder import read_json
 from onejob.serve.repository import MODELS
 
 STATE = "models.json"
+NEW_SECONDS = 120.0
+"""How long a copy that was made, or asked for again, is kept though nobody serves it."""
 OPEN_LIMIT = 300.0
 """Longest time that opening a model may take."""
 
@@ -65,6 +69,8 @@ class Changes:
         self._queue: deque[_Change] = deque()
         self._now: _Change | None = None
         self._tickets = 0
+        self._clear_at = 0.0
+        """When there may be copies to remove."""
         self.revision = 0
 
     def begin(self, desired: Mapping[str, Json]) -> None:
@@ -112,6 +118,8 @@ class Changes:
             self._begin(self._queue.popleft(), list(replicas), busy, now)
         change = self._now
         if change is None:
+            if now > self._clear_at:
+                self._clear(now)
             return
         change.waits = {replica for replica in change.waits if not replica.ended()}
         if change.waits and now - change.since < OPEN_LIMIT:
@@ -119,7 +127,7 @@ class Changes:
         if change.waits and not change.using:
             change.error = change.error or StoreError("a replica takes too long to open it", place=change.name)
         if change.using or change.error is not None:
-            self._end(change)
+            self._end(change, now)
         else:
             self._use(change, now)
 
@@ -157,22 +165,35 @@ class Changes:
         for replica in change.waits:
             replica.send(word)
 
-    def _end(self, change: _Change) -> None:
+    def _end(self, change: _Change, now: float) -> None:
         self._now = None
         if not change.using:
             for replica in change.part:
                 replica.send({"drop": change.ticket})
         _answer(change, None if change.using else change.error)
         logger.info("model %s: %s %s", change.name, change.verb, change.error or "done")
-        self._clear()
+        self._clear(now)
 
-    def _clear(self) -> None:
-        """Remove copies of models that nobody serves or waits for."""
+    def _clear(self, now: float) -> None:
+        """Remove copies of models that nobody serves or waits for; not new ones, which a replica may be about to ask
+        for."""
         used = [*self._models.values(), *(change.versions for change in self._queue)]
+        self._clear_at = math.inf
         kept = {version["engine"]["digest"] for versions in used for version in versions}
         for path in (self._folder / MODELS).glob("*"):
-            if path.name not in kept and not path.name.startswith("."):
+            if path.name in kept or path.name.startswith("."):
+                continue
+            if _age(path) > NEW_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
+            else:
+                self._clear_at = now + NEW_SECONDS
+
+
+def _age(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _answer(change: _Change, error: OnejobError | None) -> None:

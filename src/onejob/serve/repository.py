@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import os
 import shutil
@@ -149,6 +150,8 @@ def told(version: Version, folder: Path) -> dict[str, Json]:
     """One version as replicas are told of it, with a copy of its files."""
     artifact, files = version.artifact()
     target = folder / MODELS / artifact.digest
+    with contextlib.suppress(FileNotFoundError):
+        os.utime(target)  # so that it isn't cleared away before it is asked for
     if target.is_dir() and not _is_whole(artifact, target):
         shutil.rmtree(target)  # somebody has changed it
     if not target.is_dir():
@@ -158,6 +161,7 @@ def told(version: Version, folder: Path) -> dict[str, Json]:
             (aside / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, aside / name)
         _check_copy(artifact, aside)
+        os.utime(aside)
         try:
             aside.rename(target)
         except OSError:  # another replica was quicker

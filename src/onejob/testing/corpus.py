@@ -56,6 +56,11 @@ def _text(length: int, data: bytes) -> bytes:
     return struct.pack("<I", length) + data
 
 
+def _extended(rank: int) -> bytes:
+    """A tensor of one value in so many dimensions."""
+    return _tensor(shape=[1] * rank, data=[1])
+
+
 def _many(count: int) -> bytes:
     entries = ",".join(f'{{"name":"{number}","datatype":"FP32","shape":[0],"data":[]}}' for number in range(count))
     return _posted(f'{{"inputs":[{entries}]}}'.encode())
@@ -100,7 +105,7 @@ DATATYPES: Sequence[Any] = ("FP64", "INT32", "BYTES", "fp32", "", None, 5, ["FP3
 SHAPES: Sequence[Any] = (
     *([], [0, 2], [2, 0], [1], [2], [1, 3], [-1, 2], [1, -2], [1, 2, 1], [1.0, 2], ["1", 2], [True, 2], [[1, 2]]),
     *([None, 2], None, 5, {}, "1,2", [2**31, 2], [2**63, 2], [2**64, 2], [10**30, 2], [2**32, 2**32]),
-    *([1] * 100, [1] * 5000),
+    *([1] * 100, [1] * 5000, [*[1] * 69, 2], [*[1] * 32, 2]),
 )
 DATA: Sequence[Any] = (
     *([], [1], [1, 2, 3], None, 5, "12", {}, [[1], [2, 3]], [1, [2]], [[1], 2], ["1", "2"], [True, False], [1, {}]),
@@ -141,6 +146,7 @@ MESSAGES: Sequence[Case] = (
     *(Case(f"data {value!r:.30}", _tensor(data=value), (400,)) for value in DATA),
     Case("data with nothing known", _tensor(data=[None, 1]), (200,)),
     Case("data with NaN and infinity", _tensor(data=[float("nan"), float("inf")]), (200,)),
+    *(Case(f"one value in {rank} dimensions", _extended(rank), (400,)) for rank in (3, 32, 33, 64, 65, 70)),
     Case("two sources", _tensor(data=[1, 2], parameters={"binary_data_size": 8}), (400,)),
     Case("no source", _tensor(parameters={}), (400,)),
     Case("an input twice", _posted(PLAIN.replace(b"}]", b"}," + PLAIN[PLAIN.index(b"[") + 1 : -2] + b"]")), (400,)),

@@ -26,6 +26,7 @@ Array = np.ndarray[Any, Any]
 MAX_HEADS = 256
 MAX_HEAD = 4096
 """So many heads, of at most so many bytes, are remembered for a model."""
+MAX_RANK = 32
 MAX_VALUES = 1 << 48
 """Largest product of the other sizes of an empty tensor; of any other, the message's length is the limit."""
 _SOURCES = ("data", "binary_data_size", "shared_memory_region")
@@ -269,6 +270,10 @@ def _read_input(entry: Json, interface: Interface, offset: int, binary: int) -> 
         raise BadRequestError(f"invalid datatype for input {name}: {datatype!r:.40}")
     sizes = words.list_of(words.member(entry, "shape"), "shape")
     shape = tuple(words.unsigned_of(size, "shape") for size in sizes)
+    if len(shape) > MAX_RANK:
+        raise BadRequestError(
+            f"input '{name}' has {len(shape)} dimensions, more than the {MAX_RANK} that a tensor can have"
+        )
     if 0 in shape and math.prod(size for size in shape if size) > MAX_VALUES:
         raise BadRequestError(f"input '{name}' has a shape that nothing can hold: {list(shape)}")
     if source == "binary_data_size":
