@@ -63,7 +63,9 @@ class Neighbour:
         self.worst = 0.0
         """Seconds of the slowest answer."""
         self.lost = 0
-        """Connections that ended before the answer; only where `reconnect` allows it."""
+        """Connections that ended before the answer to a request that was sent; only where `reconnect` allows it."""
+        self.refused = 0
+        """Connections that could not be made, then."""
         self.reconnect = False
         self._port, self._number, self._path, self._scale = port, number, path, np.float32(scale)
         self._over = threading.Event()
@@ -87,14 +89,22 @@ class Neighbour:
     def _run(self) -> None:
         while not self._over.is_set():
             try:
-                with connect(self._port) as sock:
-                    self._keep_asking(sock)
-            except (OSError, EOFError) as error:
-                self.lost += 1
+                sock = connect(self._port)
+            except OSError as error:
+                self.refused += 1
                 if not self.reconnect:
                     self.wrong.append(f"{type(error).__name__}: {error}")
                     return
                 time.sleep(0.02)
+                continue
+            with sock:
+                try:
+                    self._keep_asking(sock)
+                except (OSError, EOFError) as error:
+                    self.lost += 1
+                    if not self.reconnect:
+                        self.wrong.append(f"{type(error).__name__}: {error}")
+                        return
 
     def _keep_asking(self, sock: socket.socket) -> None:
         while not self._over.is_set():
