@@ -1,6 +1,6 @@
 """What a replica's end costs its clients: kill -9, SIGTERM of a replica, and SIGTERM of the whole endpoint, under load.
 
-    nice python bench/kills.py [--turns 10] > bench/results/kills.txt
+    nice python bench/kills.py [--turns 20] > bench/results/kills.txt
 
 Eight clients ask without pause, each for what nobody else asks, and check every answer; a prober asks for readiness
 every 20 ms, as an orchestrator does, and waits a second at most. A request is lost if its connection ends without the
@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from machine import describe
 from serve.tiny import Endpoint, endpoint
 
-from onejob.serve.rollout import HEALTHY_SECONDS
 from onejob.testing.sockets import Neighbour, read_answer
 
 CLIENTS = 8
@@ -66,7 +65,7 @@ class Prober:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=20)
     options = parser.parse_args()
     print(f"$ python bench/kills.py {' '.join(sys.argv[1:])}".rstrip())
     print(describe(), flush=True)
@@ -77,23 +76,20 @@ def main() -> None:
 
 
 def ends_of_replicas(replicas: int, name: str, number: signal.Signals, turns: int) -> None:
-    off, on, lost = [], [], []
-    with endpoint(replicas) as made:
-        clients, prober = start(made.port), Prober(made.port)
-        for _ in range(turns):
+    off, on, lost, asked, wrong = [], [], [], 0, 0
+    for _ in range(turns):  # each time anew: one that dies again soon is started later, and that is another question
+        with endpoint(replicas) as made:
+            clients, prober = start(made.port), Prober(made.port)
             more(clients)
-            before = sum(client.lost for client in clients)
-            begun = time.monotonic()
-            pid = made.pids[0]
+            pid, begun = made.pids[0], time.monotonic()
             os.kill(pid, number)
-            recovered = until_back(made, pid, replicas)
+            on.append(until_back(made, pid, replicas) - begun)
             more(clients)
+            prober.stop()
+            answered, bad = stop(clients)
             off.append(prober.first(False, begun))
-            on.append(recovered - begun)
-            lost.append(sum(client.lost for client in clients) - before)
-            time.sleep(HEALTHY_SECONDS)  # one that dies again sooner is started later: that is another question
-        prober.stop()
-        asked, wrong = stop(clients)
+            lost.append(sum(client.lost for client in clients))
+            asked, wrong = asked + answered, wrong + bad
     unready = [each for each in off if each is not None and each < LIMIT]
     print(
         f"\n{name} of one of {replicas} replica(s), {turns} times: {asked:,} requests answered, {wrong} of them wrongly"

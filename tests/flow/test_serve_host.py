@@ -20,6 +20,7 @@ from served_models import Endpoint, alive, endpoint, save_affine, wait_for
 
 from onejob.core.artifact import digest_file
 from onejob.monitor.collect import summary_of
+from onejob.serve.host import BEAT_LIMIT
 from onejob.testing.sockets import read_answer
 
 BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}).encode()
@@ -474,6 +475,24 @@ def test_a_full_disk_stops_the_log_not_the_serving(tmp_path: Path, small_disk: P
         assert [status for status, _ in answered] == [200] * 3
         request = json.loads(answered[0][1])["parameters"]["request_id"]
         wait_for(lambda: any(request in path.read_text() for path in small_disk.glob("*.jsonl")))
+
+
+def test_a_host_that_was_held_up_ends_no_replica(tmp_path: Path) -> None:
+    """Stopped for longer than a replica may be silent: they have beaten all the time."""
+    with endpoint(tmp_path / "ep") as made:
+        made.want(save_affine(tmp_path / "engine"), replicas=2)
+        made.start().ready()
+        pids = made.pids
+        assert made.process is not None
+        with Load(made.port, clients=4) as load:
+            made.process.send_signal(signal.SIGSTOP)
+            time.sleep(BEAT_LIMIT + 1)
+            made.process.send_signal(signal.SIGCONT)
+            load.more()
+            time.sleep(1)
+        assert load.failures == []
+        assert made.pids == pids
+        assert "is replaced" not in (made.folder / "log").read_text()
 
 
 def test_a_replica_refuses_an_engine_whose_file_was_swapped(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from onejob.serve.folder import (
     STATE,
     VERSIONS,
     read_json,
+    replace_json,
     take_lock,
 )
 from onejob.serve.generation import Generation, Place, can_try, listener_for
@@ -160,7 +161,10 @@ class Host:
     # ---- what is
 
     def _tend(self) -> None:
-        """Reap, start, judge, switch: one pass."""
+        """Hear, reap, start, judge, switch: one pass."""
+        for child in self._children():  # a host that was held up itself must not take it for their silence
+            if child.control.fileno() >= 0:
+                self._hear(child)
         now = time.monotonic()
         self._reap(now)
         for generation in (self._current, self._next):
@@ -427,7 +431,7 @@ class Host:
         if state == self._written and (self._folder / STATE).exists():
             return  # a supervisor that was slow may have removed what another host had left, and hit ours
         try:
-            write_json(self._folder / STATE, state)
+            replace_json(self._folder / STATE, state)  # no fsync: a busy disk would hold up the door and all restarts
             self._written = state
         except OSError as error:
             logger.error("state.json can't be written: %s", error)  # tried again at the next pass

@@ -6,9 +6,9 @@ from collections.abc import Container
 from pathlib import Path
 
 from onejob.core.artifact import Json
-from onejob.core.context import write_json
 from onejob.core.counters import PARTS, RETIRED, Counters, parts_of, read_snapshots
 from onejob.core.faults import reach
+from onejob.serve.folder import replace_json
 
 REMEMBERED = 1000
 """So many folded identities are kept, to fold nobody twice."""
@@ -30,7 +30,7 @@ def retire(folder: Path, living: Container[int]) -> None:
                 for name, counters in parts_of(snapshot, part).items():
                     counted[name] = counted.pop(name, Counters()) + counters  # the last to count comes last
             kept[part] = {name: counters.to_json() for name, counters in list(counted.items())[-APART[part] :]}
-        write_json(folder / RETIRED, {"folded": folded, **total.to_json(), **kept})
+        replace_json(folder / RETIRED, {"folded": folded, **total.to_json(), **kept})
     reach("host.retire")
     for path in folder.glob("*.json"):
         if path.name != RETIRED and path.stem.isdigit() and int(path.stem) not in living:

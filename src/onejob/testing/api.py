@@ -154,7 +154,8 @@ class Client:
         while self.connection.exchanges and not all(e is self.connection._current for e in self.connection.exchanges):
             rounds += 1
             await asyncio.sleep(0 if rounds < 50 else 0.001)
-            assert asyncio.get_running_loop().time() < end, f"unanswered: {[e.url for e in self.connection.exchanges]}"
+            is_late = rounds > 1000 and asyncio.get_running_loop().time() > end  # not if the machine was held up
+            assert not is_late, f"unanswered: {[e.url for e in self.connection.exchanges]}"
 
     def leave(self) -> None:
         """Go away, as a socket does."""
