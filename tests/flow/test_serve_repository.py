@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -192,7 +193,7 @@ def test_a_model_comes_with_the_request(repository: Repository, tmp_path: Path) 
         assert repository.ask("sent") == 10
         assert client.get_model_config("sent")["max_batch_size"] == 4
         for name in ("file:../model.onnx", "file:/etc/x", "file:model.onnx"):
-            with pytest.raises(InferenceServerException, match="VERSION/FILE is wanted"):
+            with pytest.raises(InferenceServerException, match=r"VERSION/FILE is wanted|must stay within"):
                 client.load_model("sent", config=config, files={name: data})
         assert repository.ask("sent") == 10
     assert not list((repository.endpoint.folder / "uploads").glob("*"))
@@ -240,6 +241,55 @@ def test_copies_that_nobody_serves_are_removed_in_the_end(tmp_path: Path) -> Non
     assert (folder / "new").exists()
     changes.tend([], False, 1000.0 + NEW_SECONDS + 1)
     assert {path.name for path in folder.iterdir()} == {"served"}
+
+
+def test_whatever_is_asked_of_a_repository_is_told_what_is_wrong_with_it(repository: Repository) -> None:
+    repository.model("one", 2)
+    repository.serve()
+    repository.endpoint.start().ready()
+    inside = [path for path in repository.endpoint.folder.rglob("*") if path.is_dir()]
+    names = (
+        "",
+        ".",
+        "..",
+        "%2e%2e",
+        "%00",
+        "a%00b",
+        "n" * 300,
+        "%ff",
+        "a%2fb",
+        "..%2f..%2fetc",
+        "nope",
+        "{}",
+        "%F0%9F%8D%B5" * 60,
+    )
+    files = {"parameters": {"config": "{}", "file:1/model.onnx": "aGk="}}
+    bodies: tuple[Any, ...] = (
+        *({}, [], None, 5, {"parameters": []}, {"parameters": "x"}, {"parameters": {"config": 5}}, files),
+        *({"parameters": {"config": "{"}}, {"parameters": {"config": "[]"}}, {"parameters": {"other": "x"}}),
+        *(
+            {"parameters": {"config": "{}", f"file:{path}": "aGk="}}
+            for path in ("", "/", "/etc/x", "../x", "1/../../x", "1", "1/", "1/\0", "1/" + "n" * 300, "1/a/" * 900)
+        ),
+        {"parameters": {"config": "{}", "file:1/model.onnx": "not base64"}},
+        {"parameters": {"config": "{}", "file:1/a": "aGk=", "file:1/a/b": "aGk="}},
+        {"parameters": {"config": json.dumps({"max_batch_size": "x"}), "file:1/model.onnx": "aGk="}},
+    )
+    for verb in ("load", "unload"):
+        for name in names:
+            for body in bodies if name in ("nope", "..", "n" * 300) else ({}, files):
+                connection = http.client.HTTPConnection("127.0.0.1", repository.endpoint.port, timeout=30)
+                connection.request("POST", f"/v2/repository/models/{name}/{verb}", json.dumps(body))
+                answer = connection.getresponse()
+                told = json.loads(answer.read())
+                is_no_graph = answer.status == 500 and "No graph was found" in told["error"]
+                assert answer.status in (400, 404) or is_no_graph, (verb, name, body, told)
+                assert told["error"]
+                connection.close()
+    assert repository.ask("one") == 3
+    after = [path for path in repository.endpoint.folder.rglob("*") if path.is_dir() and path.name != "uploads"]
+    assert {path for path in after if path.parent.name != "models"} <= set(inside)
+    assert "Traceback" not in (repository.endpoint.folder / "log").read_text()
 
 
 def test_what_was_loaded_outlives_replicas_and_the_host(repository: Repository) -> None:

@@ -107,16 +107,22 @@ class Loader:
 
     # ---- a repository's models
 
-    async def change(self, verb: str, name: str, parameters: Mapping[str, Json]) -> None:
-        """Load or unload a model in every replica; raises why it can't be."""
-        ask: dict[str, Json] = {"verb": verb, "model": name}
-        if verb == "load":
-            source, folder = self._told.desired.get("repository"), self._told.folder
-            ask["versions"] = await asyncio.to_thread(prepare, source, folder, name, dict(parameters))
-        elif not self.registry.versions_of(name):
-            if name in self.registry.unavailable:
-                return
+    async def load(self, name: str, config: Mapping[str, Json] | None, files: Mapping[str, bytes]) -> None:
+        """Load a model in every replica, by what came with the request or lies in the repository; raises why it can't
+        be."""
+        source, folder = self._told.desired.get("repository"), self._told.folder
+        versions = await asyncio.to_thread(prepare, source, folder, name, config, files)
+        await self._ask({"verb": "load", "model": name, "versions": versions})
+
+    async def unload(self, name: str) -> None:
+        """Unload a model in every replica; nothing to do for one that is known and not loaded."""
+        if self.registry.versions_of(name):
+            await self._ask({"verb": "unload", "model": name})
+        elif name not in self.registry.unavailable:
             raise NotFoundError(f"failed to unload '{name}', no such model is loaded")
+
+    async def _ask(self, ask: Mapping[str, Json]) -> None:
+        """Have the host carry a change to all replicas."""
         number = len(self._asked) + 1 + max(self._asked, default=0)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         self._send({"ask": number, **ask})

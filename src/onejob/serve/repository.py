@@ -10,10 +10,9 @@ digest: a file that is changed under the server changes nothing until it is load
 
 from __future__ import annotations
 
-import base64
 import binascii
 import contextlib
-import json
+import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from onejob.core.artifact import Artifact, FileEntry, Json, digest_file
-from onejob.errors import BadRequestError, DataError, NotFoundError
+from onejob.errors import BadRequestError, DataError, NotFoundError, OnejobError, StorageFullError, StoreError
 from onejob.serve import pbtxt
 
 CONFIG = "config.pbtxt"
@@ -34,6 +33,10 @@ ENGINES: tuple[tuple[str, str], ...] = (
     ("model.py", "function"),
 )
 """The file that a version holds -> the engine that runs it."""
+MOST_ROWS = 65_536
+"""A larger batch isn't run, whatever a model's configuration says: as in a job's [serve]."""
+LONGEST = 200
+"""Bytes of a model's name: it is a folder's."""
 
 
 @dataclass(frozen=True)
@@ -104,37 +107,48 @@ def one_file(path: Path, name: str = "") -> Version:
 def versions_of(folder: Path, config: Mapping[str, Json] | None = None) -> list[Version]:
     """The versions of a model's folder that its version policy serves (the newest, if it has none)."""
     told = config if config is not None else _config(folder)
-    numbers = sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdigit())
+    numbers = sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and _is_number(path.name))
     labels = _labels(folder, told)
+    try:
+        chosen, options = _chosen(numbers, told.get("version_policy") or {}, folder), options_of(told)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        text = f"a value in its configuration is of another type than Triton's: {error}"
+        raise DataError(text, place=str(folder / CONFIG)) from None
     found = []
-    for number in _chosen(numbers, told.get("version_policy") or {}, folder):
+    for number in chosen:
         inside = folder / str(number)
         file = next((name for name, _ in ENGINES if (inside / name).is_file()), None)
         if file is None:
             names = ", ".join(name for name, _ in ENGINES)
             raise DataError("there is no model file in it", place=str(inside), cure=f"One of {names} is wanted.")
-        found.append(Version(folder.name, str(number), inside, file, False, options_of(told), labels))
+        found.append(Version(folder.name, str(number), inside, file, False, options, labels))
     if not found:
         raise DataError("it has no version", place=str(folder), cure="Put the model into a folder 1 below it.")
     return found
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) < 19
 
 
 def options_of(config: Mapping[str, Json]) -> dict[str, Json]:
     """What of a model's configuration counts here: batch.max and batch.wait_ms."""
     batch: dict[str, Json] = {}
     if "max_batch_size" in config:
-        batch["max"] = max(1, int(config["max_batch_size"]))
+        batch["max"] = min(max(1, int(config["max_batch_size"])), MOST_ROWS)
     delay = (config.get("dynamic_batching") or {}).get("max_queue_delay_microseconds")
     if delay is not None:
         batch["wait_ms"] = int(delay) / 1000
     return {"batch": batch} if batch else {}
 
 
-def prepare(source: str | None, folder: Path, name: str, parameters: Mapping[str, Json]) -> list[dict[str, Json]]:
-    """The versions of a model to be opened, copied so that they stay as they are; `parameters` are Triton's: `config`
-    (JSON) and `file:VERSION/NAME` (base64) stand for what lies in the repository."""
-    config = _given_config(parameters)
-    files = {key.removeprefix("file:"): value for key, value in parameters.items() if key.startswith("file:")}
+def prepare(
+    source: str | None, folder: Path, name: str, config: Mapping[str, Json] | None, files: Mapping[str, bytes]
+) -> list[dict[str, Json]]:
+    """The versions of a model to be opened, copied so that they stay as they are; a configuration and files
+    (VERSION/NAME) that came with the request stand for what lies in the repository."""
+    if not name or name.startswith(".") or "/" in name or "\0" in name or len(name.encode()) > LONGEST:
+        raise BadRequestError(f"failed to load '{name:.80}': no model can be called so")
     upload = folder / "uploads" / f"{os.getpid()}-{binascii.hexlify(os.urandom(6)).decode()}"
     try:
         place = _written(upload / name, files) if files else _known(source, name)
@@ -142,6 +156,8 @@ def prepare(source: str | None, folder: Path, name: str, parameters: Mapping[str
         return [told(version, folder) for version in versions]
     except (DataError, NotFoundError) as error:
         raise BadRequestError(f"failed to load '{name}': {error}") from None
+    except OSError as error:
+        raise _unwritable(name, error) from None
     finally:
         shutil.rmtree(upload, ignore_errors=True)
 
@@ -225,19 +241,6 @@ def _labels(folder: Path, config: Mapping[str, Json]) -> dict[str, Json]:
     return found
 
 
-def _given_config(parameters: Mapping[str, Json]) -> Mapping[str, Json] | None:
-    text = parameters.get("config")
-    if text is None:
-        return None
-    try:
-        config = json.loads(text) if isinstance(text, str) else None
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
-        raise BadRequestError("load parameter 'config' must be the configuration as JSON text")
-    return config
-
-
 def _known(source: str | None, name: str) -> Path:
     folder = Path(source) if source else None
     if folder is None or "/" in name or name.startswith("."):
@@ -248,19 +251,23 @@ def _known(source: str | None, name: str) -> Path:
     raise NotFoundError("no model of this name is in the repository")
 
 
-def _written(folder: Path, files: Mapping[str, Json]) -> Path:
+def _written(folder: Path, files: Mapping[str, bytes]) -> Path:
     """Files that came with the request."""
     for name, content in files.items():
         path = Path(name)
-        if path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
+        if path.is_absolute() or ".." in path.parts or "\0" in name or len(path.parts) < 2:
             raise BadRequestError(f"load parameter 'file:{name}': VERSION/FILE is wanted")
-        try:
-            data = base64.b64decode(content, validate=True)
-        except (ValueError, TypeError, binascii.Error):
-            raise BadRequestError(f"load parameter 'file:{name}' must be base64") from None
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
+        (folder / path).write_bytes(content)
     return folder
+
+
+def _unwritable(name: str, error: OSError) -> OnejobError:
+    """What the system says of files that can't be as they are wanted, or of a disk that is full."""
+    if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
+        return BadRequestError(f"failed to load '{name}': such files can't be: {error.strerror}")
+    kind = StorageFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
+    return kind(f"failed to load '{name}': its files can't be copied: {error.strerror}", place="disk")
 
 
 def _served(name: str) -> str:

@@ -35,6 +35,7 @@ from onejob.serve.protocols.http import JSON, MAX_BODY, Exchange, answer
 from onejob.serve.protocols.lane import Lane, layout_of
 from onejob.serve.protocols.paths import Path, parse_path
 from onejob.serve.protocols.plan import Head, Plan, header_length
+from onejob.serve.protocols.repository import parse_index, parse_load, parse_unload
 from onejob.serve.protocols.spoken import Words
 from onejob.serve.protocols.text_lane import Skeleton, TextLane, text_lane_fits
 from onejob.serve.registry import Found, Registry
@@ -65,8 +66,12 @@ RETRY_AFTER = b"Retry-After: 1\r\n"
 class Repository(Protocol):
     """Whom to ask for other models."""
 
-    def change(self, verb: str, name: str, parameters: Mapping[str, Json]) -> Awaitable[None]:
-        """Load or unload a model in every replica; raises why it can't be."""
+    def load(self, name: str, config: Mapping[str, Json] | None, files: Mapping[str, bytes]) -> Awaitable[None]:
+        """Load a model in every replica; raises why it can't be."""
+        ...
+
+    def unload(self, name: str) -> Awaitable[None]:
+        """Unload a model in every replica; raises why it can't be."""
         ...
 
 
@@ -179,9 +184,7 @@ class Api:
         exchange.reply(200, canonical({"name": service.identity.name, "ready": service.ready}))
 
     def _index(self, exchange: Exchange, path: Path) -> None:
-        asked = kserve.parse_json(self._body(exchange) or b"{}")
-        registry = self._registry
-        ready = asked.get("ready") is True
+        registry, ready = self._registry, parse_index(self._body(exchange))
         told = describe.repository_index(registry.services(), registry.unavailable, ready)
         exchange.reply(200, canonical(told))
 
@@ -191,9 +194,16 @@ class Api:
             message = "explicit model load / unload is not allowed: the job file says what this endpoint serves"
             exchange.fail(503, message)
             return
-        parameters = kserve.parse_json(self._body(exchange) or b"{}").get("parameters") or {}
-        change = self._repository.change(verb, path.model, parameters)
-        self._soon(exchange, change, lambda done: exchange.reply(200, b""))
+        change = self._load if verb == "load" else self._unload
+        self._soon(exchange, change(exchange, path.model, self._repository), lambda done: exchange.reply(200, b""))
+
+    async def _load(self, exchange: Exchange, name: str, repository: Repository) -> None:
+        told = await asyncio.to_thread(lambda: parse_load(self._body(exchange), name))  # it may hold the model itself
+        await repository.load(name, told.config, told.files)
+
+    async def _unload(self, exchange: Exchange, name: str, repository: Repository) -> None:
+        parse_unload(self._body(exchange))
+        await repository.unload(name)
 
     def _statistics(self, exchange: Exchange, path: Path) -> None:
         services = [self._find(path).service] if path.version else self._registry.services(path.model or None)
