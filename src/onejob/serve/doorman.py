@@ -20,6 +20,8 @@ from typing import Protocol
 from onejob.core.artifact import Json, canonical
 
 PATIENCE = 5.0
+REST = 0.5
+"""Seconds in which nobody is let in, once there is no room."""
 MOST = 1024
 """Connections that may wait here; more of them wait in the kernel's queue."""
 LOOK = 4096
@@ -58,6 +60,7 @@ class Doorman:
         self._selector = selector
         self._visitors: list[Visitor] = []
         self._listener: socket.socket | None = None
+        self._rests_until = 0.0
         self._why = "no replica has started yet"
         """Why no replica is well."""
 
@@ -69,7 +72,8 @@ class Doorman:
             told = next((replica.unready for replica in replicas if replica.unready), "")
             silent = any(replica.ready for replica in replicas)
             self._why = told or ("the engine hangs" if silent else last_words or "no replica has started yet")
-            self.stand(listener)
+            if now >= self._rests_until:
+                self.stand(listener)
             self.tend(now)
         else:
             self.leave()
@@ -91,11 +95,16 @@ class Doorman:
                 self._selector.unregister(self._listener)
             self._listener = None
 
+    def _rest(self) -> None:
+        """Let nobody in for a moment: who knocks would wake us again and again."""
+        self.leave()
+        self._rests_until = time.monotonic() + REST
+
     def accept(self) -> None:
         """Let in who knocks."""
         while self._listener is not None:
             if len(self._visitors) >= MOST:
-                self.leave()  # until some have gone: see `keep`
+                self._rest()  # until some have gone
                 return
             try:
                 sock, _ = self._listener.accept()
@@ -103,7 +112,7 @@ class Doorman:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self.leave()  # it would wake us again and again
+                    self._rest()  # it would wake us again and again
                 return
             sock.setblocking(False)
             visitor = Visitor(sock, time.monotonic())
