@@ -161,23 +161,25 @@ class Batcher:
 
     def submit(self, item: Item) -> None:
         """Queue a request; OverloadedError when too much waits already."""
-        most = self._limits.queue
-        if self._count and self._rows + item.rows > most and (item.rows > most or self._others() + item.rows > most):
-            raise OverloadedError(f"{self._rows} rows wait already, of at most {most}", place="queue")
-        if self._count and self._bytes + item.size > self._limits.queue_bytes:
-            raise OverloadedError(f"{self._bytes >> 20} MiB of requests wait already", place="queue")
+        rows, size, level, most = item.rows, item.size, item.priority, self._limits.queue
+        if self._count:
+            if self._rows + rows > most and (rows > most or self._others() + rows > most):
+                raise OverloadedError(f"{self._rows} rows wait already, of at most {most}", place="queue")
+            if self._bytes + size > self._limits.queue_bytes:
+                raise OverloadedError(f"{self._bytes >> 20} MiB of requests wait already", place="queue")
         item.queued = self._clock()
-        level = item.priority if item.priority < LEAST_URGENT else LEAST_URGENT
+        if level > LEAST_URGENT:
+            level = LEAST_URGENT
         queue = self._waiting.get(level)
         if queue is None:
             self._waiting[level] = queue = deque()
             self._waiting = dict(sorted(self._waiting.items()))
         queue.append(item)
-        if item.rows > most:
+        if rows > most:
             self._huge = item
         self._count += 1
-        self._rows += item.rows
-        self._bytes += item.size
+        self._rows += rows
+        self._bytes += size
         # the decision is put off to the end of the loop's round, so that all that has arrived is seen together
         if not self._tick_due and not self._running:
             self._tick_due = True
