@@ -321,7 +321,7 @@ def test_a_model_is_loaded_anew_while_it_is_asked(served: Endpoint) -> None:
         with contextlib.closing(triton.InferenceServerClient(f"127.0.0.1:{served.port}")) as client:
             for _ in range(3):
                 client.load_model("same")
-            client.load_model("same", files={"file:1/model.py": SAME.format(datatypes=DATATYPES).encode()})
+            client.load_model("same", config="{}", files={"file:1/model.py": SAME.format(datatypes=DATATYPES).encode()})
     finally:
         over.set()
         for thread in asking:

@@ -49,6 +49,19 @@ JUNK: Sequence[Any] = (
     *({"classification": 1}, {"classification": 2**40}, {"binary_data": True}, {"shared_memory_region": "r"}),
     *({"binary_data_output": True}, {"priority": 1}, {"timeout": 1}, {"timeout": 2**63}, {"sequence_id": 3}),
 )
+PLAIN: Sequence[tuple[bytes, Any]] = (
+    (b"/v1/models/m:predict", {"instances": [{"x": [1, 2]}, {"x": [3, 4]}]}),
+    (b"/v1/models/t:predict", {"instances": ["a", "b"]}),
+    (b"/v1/models/k:predict", {"instances": [{name.lower(): 1 for name in KINDS}]}),
+    (b"/v2/models/m/generate", {"x": [1, 2], "id": "7", "parameters": {"priority": 1}}),
+    (b"/v2/models/t/generate", {"text": "a"}),
+    (b"/v2/models/t/generate_stream", {"text": "a", "parameters": {"timeout": 10**7}}),
+    (b"/v2/models/k/generate_stream", {name.lower(): 0 for name in KINDS}),
+    (b"/v2/repository/index", {"ready": True}),
+    (b"/v2/repository/models/nope/load", {"parameters": {"config": "{}", "file:1/model.onnx": "aGk="}}),
+    (b"/v2/repository/models/nope/unload", {"parameters": {"unload_dependents": True}}),
+)
+"""(path, message) of what is not v2's inference."""
 URLS: Sequence[bytes] = (
     *(b"/", b"*", b"//", b"/v2", b"/v2/", b"/v2?x=1", b"/v2/health/live", b"/v2/health/ready", b"/v2/models/m"),
     *(
@@ -288,6 +301,8 @@ def proper(draw: st.DrawFn, models: Collection[str]) -> bytes:
     if draw(st.integers(0, 5)) == 0:
         url = draw(st.sampled_from([url for url in URLS if url.startswith(b"/") and url.isascii()]))
         return b"GET %b HTTP/1.1\r\nHost: h\r\n\r\n" % url
+    if draw(st.integers(0, 5)) == 0:
+        return draw(plain())
     model, body, length = draw(bodies(models))
     extra = draw(
         st.sampled_from((b"", b"", b"X-Request-Id: mine\r\n", b"aCCept: */*\r\n", b"X: " + b"y" * 3000 + b"\r\n"))
@@ -302,6 +317,16 @@ def proper(draw: st.DrawFn, models: Collection[str]) -> bytes:
         told = b"" if length is None else b"Inference-Header-Content-Length: %d\r\n" % length
         return b"POST %b HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n\r\n" % (path, told) + draw(chunked(body))
     return ask(path, body, length, extra)
+
+
+@st.composite
+def plain(draw: st.DrawFn) -> bytes:
+    """A message that isn't v2's inference: v1's records, generate's fields, the repository extension's."""
+    path, message = copy.deepcopy(draw(st.sampled_from(PLAIN)))
+    if draw(st.booleans()):
+        return ask(path, _dumped(draw(spoiled(message))))
+    text = json.dumps(message).encode()
+    return ask(path, draw(torn(text)) if draw(st.booleans()) else text)
 
 
 @st.composite
