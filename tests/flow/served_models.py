@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from onejob.testing.sockets import read_answer
 
 DIGEST = "ab" * 32
 
@@ -171,3 +174,54 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < deadline, "never came"
         time.sleep(0.02)
+
+
+class Askers:
+    """Clients that ask until their connections are refused, as those of an endpoint that is being stopped are."""
+
+    def __init__(self, port: int, *, clients: int, keeps: bool = True, model: str = "affine") -> None:
+        """Each keeps its connection until an answer says `close`; or makes one for each request."""
+        self.failed: list[str] = []
+        self._port, self._keeps, self._path = port, keeps, f"/v2/models/{model}/infer".encode()
+        self._answered = [0] * clients
+        self._threads = [threading.Thread(target=self._ask, args=(number,), daemon=True) for number in range(clients)]
+
+    def __enter__(self) -> Askers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join(20)
+            assert not thread.is_alive(), "a client still waits"
+
+    def wait(self, least: int) -> None:
+        """Until each has so many answers."""
+        wait_for(lambda: min(self._answered) > least)
+
+    def _ask(self, number: int) -> None:
+        while True:
+            try:
+                sock = socket.create_connection(("127.0.0.1", self._port), timeout=20)
+            except OSError:
+                return
+            with sock:
+                if not self._ask_until_told(sock, number):
+                    return
+
+    def _ask_until_told(self, sock: socket.socket, number: int) -> bool:
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}
+        body = json.dumps({"inputs": [tensor]}).encode()
+        request = b"POST %b HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (self._path, len(body), body)
+        while True:
+            try:
+                sock.sendall(request)
+                answer = read_answer(sock)
+                assert answer.status == 200
+            except Exception as error:
+                self.failed.append(repr(error))
+                return False
+            self._answered[number] += 1
+            if not self._keeps or answer.headers.get("connection") == "close":
+                return True

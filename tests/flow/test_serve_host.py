@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_models import Endpoint, alive, endpoint, save_affine, wait_for
+from served_models import Askers, Endpoint, alive, endpoint, save_affine, wait_for
 
 from onejob.core.artifact import digest_file
 from onejob.monitor.collect import summary_of
 from onejob.serve.host import BEAT_LIMIT
-from onejob.testing.sockets import read_answer
 
 BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}).encode()
 
@@ -333,40 +332,10 @@ def test_sigterm_under_load_fails_no_request(tmp_path: Path, replicas: int, keep
     with endpoint(tmp_path / "ep") as made:
         made.want(save_affine(tmp_path / "engine"), replicas=replicas)
         made.start().ready()
-        port, answered, failed = made.port, [0] * 12, []
-
-        def ask_on(number: int) -> None:
-            while True:
-                try:
-                    sock = socket.create_connection(("127.0.0.1", port), timeout=20)
-                except OSError:
-                    return
-                with sock:
-                    if not ask_until_told(sock, number):
-                        return
-
-        def ask_until_told(sock: socket.socket, number: int) -> bool:
-            head = b"POST /v2/models/affine/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(BODY)
-            while True:
-                try:
-                    sock.sendall(head + BODY)
-                    answer = read_answer(sock)
-                    assert answer.status == 200
-                except Exception as error:
-                    failed.append(repr(error))
-                    return False
-                answered[number] += 1
-                if not keeps or answer.headers.get("connection") == "close":
-                    return True
-
-        threads = [threading.Thread(target=ask_on, args=(number,), daemon=True) for number in range(12)]
-        for thread in threads:
-            thread.start()
-        wait_for(lambda: min(answered) > 20)
-        assert made.stop() == 0
-        for thread in threads:
-            thread.join(20)
-        assert failed == []
+        with Askers(made.port, clients=12, keeps=keeps) as askers:
+            askers.wait(20)
+            assert made.stop() == 0
+        assert askers.failed == []
 
 
 def test_sigterm_of_a_replica_under_load_fails_no_request(tmp_path: Path) -> None:

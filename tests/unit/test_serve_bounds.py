@@ -19,7 +19,8 @@ from onejob.core.tensor import TensorSpec
 from onejob.serve.policy import Limits
 from onejob.serve.protocols import http, http_api, lane
 from onejob.serve.protocols.compression import MOST, compress
-from onejob.serve.protocols.http import Connection, Exchange, Room
+from onejob.serve.protocols.exchange import Exchange
+from onejob.serve.protocols.http import Connection, Room
 from onejob.serve.protocols.plan import Plans
 from onejob.serve.router import Router
 from onejob.testing.api import Function, Replica, functions

@@ -16,7 +16,8 @@ from onejob.core.tensor import TensorSpec
 from onejob.errors import InferenceError
 from onejob.serve.batch import Item
 from onejob.serve.policy import Limits
-from onejob.serve.protocols.http import Connection, Exchange
+from onejob.serve.protocols.exchange import Exchange
+from onejob.serve.protocols.http import Connection
 from onejob.testing.api import Function, Replica
 from onejob.testing.corpus import INFER, MESSAGES, STREAMS, UNFINISHED
 from onejob.testing.hostile import ask, infer

@@ -21,7 +21,8 @@ from onejob.serve.model import ServedModel
 from onejob.serve.policy import Limits
 from onejob.serve.protocols import http
 from onejob.serve.protocols.compression import TooLargeError, inflate
-from onejob.serve.protocols.http import Connection, Exchange
+from onejob.serve.protocols.exchange import Exchange
+from onejob.serve.protocols.http import Connection
 from onejob.serve.protocols.http_api import Api
 from onejob.serve.registry import Registry
 from onejob.serve.router import Router
@@ -43,6 +44,9 @@ class Transport(asyncio.Transport):
 
     def can_write_eof(self) -> bool:
         return True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def close(self) -> None:
         self.closed = True

@@ -37,10 +37,12 @@ class Service:
     watched: dict[str, float] = field(default_factory=dict)
     """Endpoint -> when its budgets were looked at last."""
 
-    def tend(self) -> None:
-        """Whatever is due; what goes wrong with one endpoint is told, and the others are tended."""
+    def tend(self, only: str | None = None) -> None:
+        """Whatever is due, of all or of one; what goes wrong with one endpoint is told, and the others are tended."""
         for endpoint in self.session.ledger.list_endpoints():
-            if endpoint.state in UP and self.session.is_here((endpoint.handle or {}).get("host", "")):
+            if only not in (None, endpoint.name) or endpoint.state not in UP:
+                continue
+            if self.session.is_here((endpoint.handle or {}).get("host", "")):
                 self.session.troubles.guard(f"service/{endpoint.name}", partial(self._tend, endpoint))
 
     def _tend(self, endpoint: Endpoint) -> None:

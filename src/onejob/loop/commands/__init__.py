@@ -7,10 +7,11 @@ from onejob.loop.commands.label import label
 from onejob.loop.commands.logs import logs
 from onejob.loop.commands.look import ps, show, trace
 from onejob.loop.commands.promote import promote, rollback
-from onejob.loop.commands.run import check, run, up
+from onejob.loop.commands.run import check, collected_signals, run, up
 from onejob.loop.commands.serve import serve
 from onejob.loop.commands.signal import signal
 from onejob.loop.commands.start import demo, doctor, init, list_examples, looked_after, schema
+from onejob.loop.commands.stay import stay
 from onejob.loop.commands.stop import stop
 from onejob.loop.commands.year import has_year, play_year
 from onejob.loop.factory import open_session as open
@@ -19,6 +20,7 @@ __all__ = [
     "backup",
     "bench",
     "check",
+    "collected_signals",
     "demo",
     "diff",
     "doctor",
@@ -40,6 +42,7 @@ __all__ = [
     "serve",
     "show",
     "signal",
+    "stay",
     "stop",
     "trace",
     "up",

@@ -266,7 +266,7 @@ def user() -> str:
 def drive(session: Session, run: int, on_view: Callable[[RunView], None] | None) -> None:
     """Pass after pass until the run has ended; a signal cancels it, and its steps save what they have."""
     wait = QUICK
-    with _signals() as asked:
+    with collected_signals() as asked:
         while True:
             if asked and not ended(session.ledger.get_run(run)):
                 cancel(session, run)
@@ -295,7 +295,7 @@ def leftovers(session: Session, run: int) -> bool:
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
+def collected_signals() -> Iterator[list[int]]:
     """Collects SIGINT and SIGTERM instead of dying of them; a second SIGINT raises KeyboardInterrupt."""
     asked: list[int] = []
 
@@ -322,7 +322,7 @@ def up(session: Session, on_view: Callable[[RunView], None] | None = None, *, pa
     """
     service = Service(session)
     watched: set[int] = set()
-    with _signals() as asked:
+    with collected_signals() as asked:
         while not asked and (passes is None or passes > 0):
             passes = passes - 1 if passes is not None else None
             session.troubles.guard("the loop", partial(reconcile, session))

@@ -15,8 +15,11 @@ from onejob.core.artifact import Artifact, FileEntry, Json
 from onejob.core.faults import reach
 from onejob.core.plan import Existing, Plan, Serving
 from onejob.core.records import NewRun
-from onejob.errors import ConflictError, UsageError
+from onejob.core.state import RunState
+from onejob.errors import CancelledError, ConflictError, UsageError
 from onejob.loop.commands.run import drive, user
+from onejob.loop.commands.stop import stop
+from onejob.loop.endpoints import DOWN
 from onejob.loop.resolve import resolve
 from onejob.loop.session import Session
 from onejob.loop.snapshots import run_view
@@ -73,8 +76,14 @@ def serve(
     new = NewRun(spec.name, found.project or str(Path.cwd()), {"serve": spec.model_dump(mode="json")}, plan, cause)
     reach("serve.before_run")
     run = session.ledger.add_run(new)
+    known = session.ledger.get_endpoint(spec.name)
     drive(session, run.id, on_view)
-    return run_view(session, session.ledger.get_run(run.id))
+    view = run_view(session, session.ledger.get_run(run.id))
+    if view.state == RunState.CANCELLED:
+        if (known is None or known.state in DOWN) and session.ledger.get_endpoint(spec.name) is not None:
+            stop(session, spec.name)  # it was to start, and no longer is
+        raise CancelledError(f"serving {spec.name} was stopped before it answered", place=spec.name)
+    return view
 
 
 def _merged(options: dict[str, Json], own: Mapping[str, Json]) -> dict[str, Json]:

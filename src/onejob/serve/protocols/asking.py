@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from onejob.serve.batch import Item
 from onejob.serve.model import Column
-from onejob.serve.protocols.http import Exchange
+from onejob.serve.protocols.exchange import Exchange
 from onejob.serve.protocols.kserve import NORMAL
 from onejob.serve.registry import Found
 from onejob.serve.router import Router

@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
-from http import HTTPStatus
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import httptools
 
-from onejob.core.artifact import canonical
+from onejob.serve.protocols.exchange import Exchange, Handler, Lane
 
 MAX_HEAD = 64 << 10
 MAX_BODY = 64 << 20
@@ -47,118 +45,6 @@ _KEPT = frozenset(
         b"transfer-encoding",
     )
 )
-_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
-JSON = b"application/json"
-
-
-class Handler(Protocol):
-    """Who gives the answers: calls `exchange.reply` once, now or later."""
-
-    def handle(self, exchange: Exchange) -> None: ...
-    def head_of(self, exchange: Exchange) -> bytes:
-        """Header lines that every answer carries."""
-        ...
-
-
-class Lane(Protocol):
-    """A request as a client sends it again and again, but for its last bytes: known by its first ones, it isn't parsed.
-
-    Right because equal bytes mean the same: whatever differs takes the long way.
-    """
-
-    prefix: bytes
-    length: int
-    """Of the whole request; 0: any."""
-
-    def ask(self, connection: Connection, data: bytes) -> bool:
-        """Take the request; False if it must take the long way (what it was learnt from has changed)."""
-        ...
-
-
-class Exchange:
-    """One request and its answer. Made for each request: only what differs from the defaults is set."""
-
-    method = b""
-    url = b""
-    body = b""
-    head = b""
-    """The bytes of the request line and the headers, if the request came as one piece."""
-    keep_alive = True
-    old = False
-    """HTTP/1.0: a kept-alive answer must say so."""
-    expects = False
-    """Waits for `100 Continue` before it sends its body."""
-    gone = False
-    on_gone: Callable[[], None] | None = None
-    """Called if the client goes away before the answer."""
-    request_id = ""
-    engine = ""
-    """Digest of the engine that answers; empty where it doesn't matter which."""
-    weight = 0
-    """Bytes of its body that count among those of all clients, until it is answered."""
-    _out: bytes | None = None
-
-    def __init__(self, connection: Connection, received: int, headers: dict[bytes, bytes]) -> None:
-        self.connection = connection
-        self.received = received
-        self.headers = headers
-
-    @property
-    def is_answered(self) -> bool:
-        return self._out is not None
-
-    def reply(self, status: int, body: bytes, content_type: bytes = JSON, extra: bytes = b"") -> None:
-        """Give the answer; it is written when those before it on the connection are."""
-        if self._out is not None or self.gone:
-            return
-        connection = self.connection
-        keep = self.keep_alive and not (connection.draining and connection.ends_with(self))
-        self.keep_alive = keep
-        close = b"Connection: close\r\n" if not keep else b"Connection: keep-alive\r\n" if self.old else b""
-        head = connection.handler.head_of(self) + close + extra
-        self._out = answer(status, content_type, head, body, bare=self.method == b"HEAD")
-        connection.flush()
-
-    def fail(self, status: int, message: str, extra: bytes = b"") -> None:
-        """Give an error as `{"error": message}`."""
-        self.reply(status, canonical({"error": message}), extra=extra)
-
-    def leave(self) -> None:
-        """The client has gone away before the answer."""
-        told, self.on_gone = self.on_gone, None
-        if told:
-            told()
-
-    def give(self, out: bytes) -> None:
-        """Give the answer as it goes over the wire, to a request that came on a lane."""
-        if self.gone:
-            return
-        connection = self.connection
-        exchanges = connection.exchanges
-        if connection.draining and connection.ends_with(self):
-            self.keep_alive = False
-            head, _, body = out.partition(b"\r\n\r\n")
-            out = b"%b\r\nConnection: close\r\n\r\n%b" % (head, body)
-        if exchanges[0] is self and len(exchanges) == 1 and self.keep_alive:
-            exchanges.popleft()
-            connection.write(out)
-        else:
-            self._out = out
-            connection.flush()
-
-    def take_out(self) -> bytes:
-        return self._out or b""
-
-
-def answer(status: int, content_type: bytes, head: bytes, body: bytes, *, bare: bool = False) -> bytes:
-    """An answer as it goes over the wire; `head` are further lines, a `bare` one has no body."""
-    return b"%bContent-Type: %b\r\nContent-Length: %d\r\n%b\r\n%b" % (
-        _LINES[status],
-        content_type,
-        len(body),
-        head,
-        b"" if bare else body,
-    )
 
 
 class Room:
@@ -200,7 +86,10 @@ class Connection(asyncio.Protocol):
         self._body: bytes | bytearray = b""
         self._upgrading: Exchange | None = None
         self._piece = b""
-        """What has just been read, if it began with a request."""
+        """What was read when the request that is arriving began."""
+        self._begun: list[bytes] = []
+        """A request that seems to be one for the lane, as far as it has arrived."""
+        self._missing = 0
         self._deaf = False
         """No more requests are taken from this client."""
         self._writable = True
@@ -211,7 +100,7 @@ class Connection(asyncio.Protocol):
     @property
     def idle(self) -> bool:
         """No request has begun to arrive and none is unanswered."""
-        return self._current is None and not self.exchanges
+        return self._current is None and not self.exchanges and not self._begun
 
     def stalls(self, now: float) -> bool:
         """Whether it is the client's move, and has been for too long: within a request, or in reading its answers."""
@@ -221,9 +110,9 @@ class Connection(asyncio.Protocol):
         self._unread = unread
         if not self._writable:
             return now - self.last > SLOW_SECONDS
-        if self._current is None or not self._reading:
+        if (self._current is None and not self._begun) or not self._reading:
             return False
-        received = self._field_bytes + len(self._body)
+        received = self._field_bytes + len(self._body) + sum(map(len, self._begun))
         return now - self.last > SLOW_SECONDS or now - self._since > SLOW_SECONDS + received / LEAST_RATE
 
     def close(self) -> None:
@@ -232,7 +121,8 @@ class Connection(asyncio.Protocol):
 
     def ends_with(self, exchange: Exchange) -> bool:
         """Whether nothing that the client has sent comes after this request."""
-        return self._current is None and (not self.exchanges or self.exchanges[-1] is exchange)
+        waits = self._current is None and not self._begun
+        return waits and (not self.exchanges or self.exchanges[-1] is exchange)
 
     # ---- the transport's side
 
@@ -260,19 +150,34 @@ class Connection(asyncio.Protocol):
         self.last = time.monotonic()
         if self._deaf:
             return
+        if self._begun:
+            self._begun.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return
+            data, self._begun = b"".join(self._begun), []
         between = self._current is None and not self._in_body and not self._head_bytes
         lane = self.lane
-        if lane is not None and between and lane.length in (0, len(data)) and data.startswith(lane.prefix):
-            if lane.ask(self, data):
+        if lane is not None and between:
+            fits = lane.length in (0, len(data)) and data.startswith(lane.prefix)
+            if fits and lane.ask(self, data):
                 if len(self.exchanges) >= MAX_IN_FLIGHT:
                     self._set_reading()
                 return
-            self.lane = None
-        self._piece = data if between else b""
+            self._missing = lane.missing(data)
+            if self._missing:
+                self._begun, self._since = [data], self.last
+                return
+            if fits:
+                self.lane = None
+        if between:
+            self._piece = data
         if not self._in_body:
             self._head_bytes += len(data)
         while data:
             data = self._parse(data)
+        if between and self._piece:
+            self._piece = self._piece[: self._piece.find(b"\r\n\r\n") + 4]  # its body is kept elsewhere
         if not self._in_body and self._current is None:
             self._head_bytes = 0
         elif not self._in_body and self._head_bytes > MAX_HEAD:
@@ -305,6 +210,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._deaf = True
+        self._begun = []
         if self._current is not None:  # half a request: nobody waits for its answer
             if self._current in self.exchanges:
                 self.exchanges.remove(self._current)
@@ -497,7 +403,8 @@ class Connection(asyncio.Protocol):
 
 
 def _head_of(piece: bytes, exchange: Exchange) -> bytes:
-    """The request line and headers, if a piece holds just this one request, with a body of the length that it tells."""
+    """The request line and headers, if they are in a piece that holds nothing before this request and nothing after."""
     end = piece.find(b"\r\n\r\n") + 4
-    whole = end > 3 and len(piece) == end + len(exchange.body) and b"transfer-encoding" not in exchange.headers
-    return piece[:end] if whole and exchange.keep_alive and not exchange.old else b""
+    alone = 3 < end <= len(piece) <= end + len(exchange.body) and piece.startswith(exchange.method)
+    plain = exchange.keep_alive and not exchange.old and b"transfer-encoding" not in exchange.headers
+    return piece[:end] if alone and plain else b""

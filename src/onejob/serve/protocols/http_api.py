@@ -30,8 +30,9 @@ from onejob.serve.labels import Batch, parse
 from onejob.serve.protocols import kserve
 from onejob.serve.protocols.asking import Asked, Asking, Decode
 from onejob.serve.protocols.compression import TooLargeError, compress, inflate
+from onejob.serve.protocols.exchange import JSON, Exchange, answer
 from onejob.serve.protocols.generate import EVENT_STREAM, encode_event, encode_generate, parse_generate
-from onejob.serve.protocols.http import JSON, MAX_BODY, Exchange, answer
+from onejob.serve.protocols.http import MAX_BODY
 from onejob.serve.protocols.lane import Lane, layout_of
 from onejob.serve.protocols.paths import Path, parse_path
 from onejob.serve.protocols.plan import Head, Plan, header_length
@@ -58,7 +59,7 @@ LARGE, LARGE_PACKED = 256 << 10, 4 << 10
 """A message with more bytes of JSON or text, or of what is packed, is read on a thread of its own."""
 _OK_JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 _LENGTH = b"Inference-Header-Content-Length: %d\r\n"
-_OWN = frozenset((b"x-request-id", b"x-request-key", b"content-encoding", b"accept-encoding", b"expect"))
+_OWN = frozenset((b"x-request-id", b"x-request-key", b"content-encoding", b"expect"))
 """Headers of requests that take the long way."""
 RETRY_AFTER = b"Retry-After: 1\r\n"
 
@@ -320,7 +321,7 @@ class Api:
     def _lane_of(
         self, exchange: Exchange, plan: Plan, arrays: Arrays, router: Router, skeleton: Skeleton | None, head: bytes
     ) -> Lane | TextLane | None:
-        main = router.main
+        main, accepted = router.main, exchange.headers.get(b"accept-encoding", b"")
         if skeleton is not None:
             if not text_lane_fits(plan, arrays, main):
                 return None
@@ -329,9 +330,11 @@ class Api:
             def opening(request_id: str) -> bytes:
                 return _OK_JSON + _names(request_id, digest)
 
-            return TextLane(skeleton, plan, router, self._text_infer, opening, self._fault)
+            return TextLane(skeleton, plan, router, self._text_infer, opening, self._fault, accepted)
         layout = layout_of(plan, arrays, main)
-        return Lane(exchange.head + head, plan, layout, router, self._wire_infer, self._fault) if layout else None
+        if layout is None:
+            return None
+        return Lane((exchange.head, head), plan, layout, router, self._wire_infer, self._fault, accepted)
 
     def _generate(self, exchange: Exchange, path: Path, *, stream: bool) -> None:
         """Plain JSON fields for tensors; the answer as JSON, or as the one event of a stream."""

@@ -16,7 +16,9 @@ import numpy as np
 from onejob.core.tensor import DATATYPES
 from onejob.errors import OnejobError
 from onejob.serve.batch import Item
-from onejob.serve.protocols.http import Connection, Exchange
+from onejob.serve.protocols.compression import LEAST, compress
+from onejob.serve.protocols.exchange import Exchange
+from onejob.serve.protocols.http import Connection
 from onejob.serve.protocols.kserve import NORMAL
 from onejob.serve.protocols.plan import Head, Plan
 from onejob.serve.router import Router
@@ -28,6 +30,8 @@ Wire = Callable[[Arrays, Head, Service, str], bytes]
 Fault = Callable[[Exchange, Exception], int]
 MAX_LAYOUTS = 1024
 """Of a model whose tensors vary in size."""
+LONGEST_WAIT = 64 << 10
+"""A longer request isn't kept until it is whole: the parser takes it as it comes, and its bytes are counted."""
 MARK = "@" * 26
 """Stands for the id in an answer that is a pattern; as long as one that a replica makes."""
 
@@ -93,8 +97,21 @@ class Quick(Exchange, Item, Raw):
 class Lane:
     """Requests that look alike."""
 
-    def __init__(self, prefix: bytes, plan: Plan, layout: Layout, router: Router, wire: Wire, fault: Fault) -> None:
-        self.prefix = prefix
+    def __init__(
+        self,
+        opening: tuple[bytes, bytes],
+        plan: Plan,
+        layout: Layout,
+        router: Router,
+        wire: Wire,
+        fault: Fault,
+        accepted: bytes = b"",
+    ) -> None:
+        """`opening` are the request's own head and the JSON before its tensors; `accepted` are the encodings that its
+        client likes answers in."""
+        self._opens, text = opening
+        self.prefix = prefix = self._opens + text
+        self._accepted = accepted
         self.layout = layout
         self.rows = plan.rows
         self.priority = plan.head.priority or NORMAL
@@ -133,6 +150,11 @@ class Lane:
             self.refuse(request, error)
         return True
 
+    def missing(self, data: bytes) -> int:
+        """How many bytes such a request lacks, if this is its head and perhaps some of its body; 0 otherwise."""
+        lacks = self.length - len(data)
+        return lacks if lacks > 0 and self.length <= LONGEST_WAIT and data.startswith(self._opens) else 0
+
     def answer(self, items: Sequence[Item], outputs: Arrays, ids: Sequence[str]) -> None:
         """Answer all requests of a batch, each by its own lane."""
         cut: dict[str, tuple[bytes, int]] = {}
@@ -155,7 +177,7 @@ class Lane:
             else:
                 parts = [cut[output][0][row * cut[output][1] : stop * cut[output][1]] for output in lane._outputs]
                 answer = b"".join((first, request_id, second, request_id, third, *parts))
-            item.give(answer)
+            item.give(packed(answer, lane._accepted) if lane._accepted else answer)
             row = stop
 
     def refuse(self, request: Quick, error: Exception) -> None:
@@ -196,6 +218,18 @@ class Lane:
             text = self._wire(example, self._head, self._service, MARK)
             size = sum(cut[name][1] * self.rows for name in self._outputs)
             self._pattern = text[: len(text) - size].split(MARK.encode())
+
+
+def packed(answer: bytes, accepted: bytes) -> bytes:
+    """An answer as it goes over the wire, compressed if the client likes that and it is worth it."""
+    if len(answer) < LEAST:
+        return answer
+    head, _, body = answer.partition(b"\r\n\r\n")
+    data, how = compress(body, accepted)
+    if not how:
+        return answer
+    length = b"\r\nContent-Length: %d"
+    return b"%b\r\n%b\r\n%b" % (head.replace(length % len(body), length % len(data), 1), how, data)
 
 
 def layout_of(plan: Plan, arrays: Arrays, service: Service) -> Layout | None:

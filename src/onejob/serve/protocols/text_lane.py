@@ -19,9 +19,10 @@ import orjson
 from onejob.errors import BadRequestError, OnejobError
 from onejob.serve.batch import Item
 from onejob.serve.protocols import tensors
-from onejob.serve.protocols.http import Connection, Exchange
+from onejob.serve.protocols.exchange import Exchange
+from onejob.serve.protocols.http import Connection
 from onejob.serve.protocols.kserve import NORMAL
-from onejob.serve.protocols.lane import MARK, Fault
+from onejob.serve.protocols.lane import MARK, Fault, packed
 from onejob.serve.protocols.plan import Head, Plan
 from onejob.serve.router import Router
 from onejob.serve.rows import Arrays
@@ -92,7 +93,9 @@ class TextLane:
         encode: Encode,
         head: Callable[[str], bytes],
         fault: Fault,
+        accepted: bytes = b"",
     ) -> None:
+        self._accepted = accepted
         self.prefix = skeleton.before_length
         self.rows = plan.rows
         self.priority = plan.head.priority or NORMAL
@@ -136,6 +139,10 @@ class TextLane:
             self.refuse(request, error)
         return True
 
+    def missing(self, data: bytes) -> int:
+        """How many bytes such a request lacks, if this is its head and perhaps some of its body; 0 otherwise."""
+        return self._skeleton.missing(data)
+
     def answer(self, items: Sequence[Item], outputs: Arrays, ids: Sequence[str]) -> None:
         """Answer all requests of a batch: their numbers are written at once, and cut where a row ends."""
         array = outputs[self._output]
@@ -152,7 +159,8 @@ class TextLane:
             first, second, third = lane._pattern
             text = rows[at] if lane.rows == 1 else b",".join(rows[at : at + lane.rows])
             body = b"".join((first, name.encode(), second, text, third))
-            item.give(b"%bContent-Length: %d\r\n\r\n%b" % (lane._head(name), len(body), body))
+            answer = b"%bContent-Length: %d\r\n\r\n%b" % (lane._head(name), len(body), body)
+            item.give(packed(answer, lane._accepted) if lane._accepted else answer)
             at += lane.rows
 
     def refuse(self, request: TextQuick, error: Exception) -> None:
@@ -216,6 +224,17 @@ class Skeleton:
             return None
         numbers = data[start : len(data) - len(self._after)]
         return numbers if numbers[:1] == b"[" else None
+
+    def missing(self, data: bytes) -> int:
+        """How many bytes a request like this one lacks, if this is its head and perhaps some of its body."""
+        at = len(self.before_length)
+        end = data.find(b"\r", at, at + 8)
+        if end < 0 or not data.startswith(self.before_length) or not data.startswith(self._after_length, end):
+            return 0
+        digits = data[at:end]
+        if not digits.isdigit() or int(digits) > MOST:
+            return 0
+        return max(0, end + len(self._after_length) + int(digits) - len(data))
 
     def __len__(self) -> int:
         return len(self.before_length) + len(self._start) + len(self._after)
