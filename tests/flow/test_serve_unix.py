@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -88,6 +89,15 @@ def test_the_door_works_at_a_socket_too(made: Endpoint, engine: Path, at: Path) 
     for thread in asking:
         thread.join(20)
     assert answers == [[3, 5, 7, 9]] * 5
+
+
+def test_a_host_that_was_killed_leaves_no_file_once_it_is_stopped(tmp_path: Path, at: Path) -> None:
+    project = Project(tmp_path, tmp_path / "home")
+    shutil.copyfile(save_affine(tmp_path / "engine") / "model.onnx", tmp_path / "affine.onnx")
+    assert project.cli("serve", "affine.onnx", "--host", f"unix:{at}").returncode == 0
+    assert at.exists()
+    assert project.cli("stop", "affine", "--now").returncode == 0
+    assert not at.exists()
 
 
 def test_the_file_of_a_host_that_was_killed_is_replaced(made: Endpoint, engine: Path, at: Path) -> None:

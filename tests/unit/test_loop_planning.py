@@ -9,6 +9,7 @@ import pytest
 from onejob.errors import JobFileError
 from onejob.loop.commands.run import load_job
 from onejob.loop.planning import plan_job
+from onejob.machines import inventory
 
 JOB = """
 name = "tiny"
@@ -40,14 +41,16 @@ def test_the_rows_of_the_gate_must_not_choose_the_epoch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("optimize", "serve", "measured"),
     [
-        ("", "", (1, 64)),
+        ("", "", (6, 64)),
+        ("", "replicas = 4", (1, 64)),
         ("", "threads = 3\nbatch = { max = 16 }", (3, 16)),
         ("threads = 2\nbatch = 8", "threads = 3\nbatch = { max = 16 }", (2, 8)),
     ],
 )
 def test_candidates_are_measured_as_they_will_be_served(
-    tmp_path: Path, optimize: str, serve: str, measured: tuple[int, int]
+    tmp_path: Path, optimize: str, serve: str, measured: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(inventory, "cpus", lambda: 6.5)
     tables = f'[optimize]\nbudget = {{ metric = "auc", drop = 0.1 }}\n{optimize}\n[serve]\n{serve}\n'
     plan = plan_job(load_job(job(tmp_path, JOB.replace("[serve]\n", tables))))
     choose = next(step for step in plan.steps if step.name == "optimize.choose")

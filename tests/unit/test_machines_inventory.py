@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from onejob.machines import inventory
-from onejob.machines.inventory import Gpu, cpus, disk_free, memory, parse_gpus
+from onejob.machines.inventory import Gpu, cpus, disk_free, memory, parse_gpus, threads_of
 
 GIB = 1 << 30
 PLENTY = "max 100000"
@@ -52,6 +52,11 @@ def test_version_2_with_the_limit_further_up(tree: Tree) -> None:
     tree.write(tree.cgroups / "user.slice/memory.max", str(8 * GIB))
     assert cpus(tree.proc, tree.cgroups) == 2.5
     assert memory(tree.proc, tree.cgroups) == 8 * GIB
+
+
+def test_threads_are_the_cores_that_a_container_leaves_over_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "cpus", lambda: 6.5)
+    assert [threads_of(processes) for processes in (1, 2, 3, 7)] == [6, 3, 2, 1]
 
 
 def test_version_2_in_a_container_sees_its_own_group_as_the_root(tree: Tree) -> None:

@@ -25,6 +25,7 @@ from onejob.errors import ConflictError, DamagedError, StepError, from_json
 from onejob.loop.champion import event_now, keeps_champion
 from onejob.loop.session import Session
 from onejob.loop.tasks import explained, lay_out
+from onejob.serve.listener import forget
 
 logger = logging.getLogger("onejob.loop")
 
@@ -315,6 +316,7 @@ def _stop(session: Session, endpoint: Endpoint) -> None:
     coming = folder / f"host-{number + 1}"
     if coming.is_dir() and not executor.revoke(coming):
         return  # one was just starting: now it is the newest, and is ended at the next pass
+    forget(str(endpoint.options.get("host", "")))  # a host that was killed has left its socket's file
     session.ledger.set_endpoint(endpoint.name, EndpointState.STOPPED, expect=EndpointState.STOPPING)
 
 

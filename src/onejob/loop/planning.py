@@ -12,6 +12,7 @@ from onejob.core.job import Job
 from onejob.core.plan import Input, Output, Plan, Serving, Step, Upstream
 from onejob.data import spec as data
 from onejob.errors import JobFileError
+from onejob.machines.inventory import threads_of
 from onejob.monitor import spec as monitor
 from onejob.optimize import spec as optimize
 from onejob.runs.spec import RunSpec
@@ -83,8 +84,8 @@ def _fitted(stages: Mapping[str, Any]) -> dict[str, Any]:
     fitted = dict(stages)
     if "optimize" in stages and "serve" in stages:
         told, serving = stages["optimize"], stages["serve"]
-        served = {"batch": serving.batch.max, "threads": serving.threads}
-        unsaid = {name: v for name, v in served.items() if v is not None and name not in told.model_fields_set}
+        served = {"batch": serving.batch.max, "threads": serving.threads or threads_of(serving.replicas)}
+        unsaid = {name: value for name, value in served.items() if name not in told.model_fields_set}
         fitted["optimize"] = told.model_copy(update=unsaid)
     return fitted
 

@@ -55,6 +55,11 @@ def cpus(proc: Path = PROC, cgroups: Path = CGROUPS) -> float:
     return min([float(len(os.sched_getaffinity(0))), *quotas])
 
 
+def threads_of(processes: int) -> int:
+    """Threads for each of so many processes that compute at once: the cores, over them."""
+    return max(1, int(cpus() / processes))
+
+
 def memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Bytes of memory: the machine's, or less where a control group has a limit."""
     total = next(

@@ -92,7 +92,7 @@ class Spec(StageSpec):
         DEFAULT, min_length=1, description=f"What is tried; {BASE} always is, as the others are made from it."
     )
     calibration_rows: int = Field(512, ge=1, description="Training rows that calibrate a quantised candidate.")
-    threads: int = Field(1, ge=1, description="Threads of one replica: measured with as many as it is served with.")
+    threads: int = Field(1, ge=1, description="Threads of one replica; unset beside [serve]: as many as that has.")
     batch: int = Field(64, ge=1, description="Rows of a full batch, as [serve] will make them.")
     rounds: int = Field(
         31, ge=5, description="Rounds of measuring; in each round every candidate is measured once, in turn."

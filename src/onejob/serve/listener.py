@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from onejob.core.address import socket_path
-from onejob.errors import PortInUseError, UnavailableError
+from onejob.errors import OnejobError, PortInUseError, UnavailableError
 
 BACKLOG = 4096
 MODE = 0o600
@@ -84,6 +84,14 @@ def release(listener: socket.socket) -> None:
             if _identity(path) == listener.file:
                 path.unlink()
     listener.close()
+
+
+def forget(host: str) -> None:
+    """Remove the file of a Unix socket that nobody listens at any more; whatever else is there is left alone."""
+    path = socket_path(host)
+    if path is not None:
+        with contextlib.suppress(OSError, OnejobError), _alone_in(path.parent):
+            _clear(path)
 
 
 def port_of(listener: socket.socket) -> int:

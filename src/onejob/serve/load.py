@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from onejob.core.faults import reach
 from onejob.core.plugin import load
 from onejob.core.traffic import SEGMENT_SUFFIX
 from onejob.errors import DamagedError
+from onejob.machines.inventory import threads_of
 from onejob.serve.capture import Capture, Rules, Signature
 from onejob.serve.folder import SHADOW
 from onejob.serve.identify import Roles
@@ -50,9 +50,9 @@ class Options:
 
     @property
     def threads(self) -> int:
-        """Threads of the engine: as told, else the replica's share of the processors that this process may use."""
+        """Threads of the engine: as told, else the replica's share of the cores that this process may use."""
         told = self.desired.get("options", {}).get("threads")
-        return int(told) if told else max(1, len(os.sched_getaffinity(0)) // self.replicas)
+        return int(told) if told else threads_of(self.replicas)
 
     @property
     def replicas(self) -> int:

@@ -103,7 +103,7 @@ class Spec(StageSpec):
         None,
         ge=1,
         le=1024,
-        description="Threads of the engine in each replica; unset: the processors that it may use, over the replicas.",
+        description="Threads of the engine in each replica; unset: the cores that it may use, over the replicas.",
     )
     queue: int = uncounted(
         1024, ge=1, description="Most rows that may wait in a replica; beyond that a request is answered with 503."
