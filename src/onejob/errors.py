@@ -19,6 +19,7 @@
       UnavailableError          8   501   an engine, executor or plugin can't run here
       InferenceError            9   500   a model could not answer
         BadRequestError         9   400   a request that a model can't take
+        ModelCodeError          9   500   a model's own code raised
         OverloadedError         9   503   the queue is full
         DeadlineError           9   504   the answer wasn't there in time
       CancelledError           10   499   stopped by a person
@@ -174,6 +175,10 @@ class BadRequestError(InferenceError):
     """A request that a model can't take."""
 
     http_status = 400
+
+
+class ModelCodeError(InferenceError):
+    """What a user's model raised: in its own words."""
 
 
 class OverloadedError(InferenceError):

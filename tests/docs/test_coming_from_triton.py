@@ -32,12 +32,18 @@ def _as_it_was() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_as_it_was")
-def test_the_function_that_a_python_model_becomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("block", [0, 1], ids=["as it is", "a function"])
+def test_a_python_model_as_it_is_and_as_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     weight = np.arange(640, dtype=np.float32).reshape(64, 10)
-    np.save(tmp_path / "weight.npy", weight)
-    (tmp_path / "model.py").write_text(blocks("python")[1])
-    monkeypatch.chdir(tmp_path)
-    model = load(tmp_path)
+    (tmp_path / "1").mkdir()
+    np.save(tmp_path / "1" / "weight.npy", weight)
+    (tmp_path / "1" / "model.py").write_text(blocks("python")[block])
+    monkeypatch.chdir(tmp_path / "1")
+    tensors = {"input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [64]}]}
+    tensors["output"] = [{"name": "y", "data_type": "TYPE_FP32", "dims": [10]}]
+    model = load(
+        tmp_path, "1/model.py", triton={"name": "m", "version": "1", "config": {"max_batch_size": 8, **tensors}}
+    )
     x = np.ones((3, 64), np.float32)
     np.testing.assert_array_equal(model.infer({"x": x})["y"], x @ weight)
 

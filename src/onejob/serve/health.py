@@ -104,7 +104,7 @@ class Health:
 
     def _settled(self, item: Item) -> None:
         self._probe = None
-        if item.error is None:
+        if item.error is None or self._model.refuses(item.error):  # who refuses answers
             self._last_ok, self._probe_failures = time.perf_counter_ns(), 0
             return
         self._probe_failures += 1

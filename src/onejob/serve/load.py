@@ -181,7 +181,8 @@ def open_warm(options: Options) -> tuple[ServedModel, Fit]:
     reach("replica.before_warm_up")
     fit, most = Fit(), options.limits.rows if model.batchable else 1
     for rows in (*(2**power for power in range(most.bit_length()) if 2**power < most), most):
-        model.warm_up(rows)  # the first of a size is slow: what it needs is set up then
+        if not model.warm_up(rows):  # the first of a size is slow: what it needs is set up then
+            break
         took = 0
         for _ in range(WARM_UPS):
             begun = time.perf_counter_ns()

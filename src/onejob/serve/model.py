@@ -18,7 +18,7 @@ from onejob.core.artifact import Json
 from onejob.core.plugin import load
 from onejob.core.tensor import DATATYPES, TensorSpec
 from onejob.engines import Living, LoadedModel, open_model
-from onejob.errors import BadRequestError, InferenceError
+from onejob.errors import BadRequestError, InferenceError, ModelCodeError, OverloadedError
 from onejob.serve.rows import Arrays
 
 Column = np.ndarray[Any, Any] | list[Any]
@@ -53,7 +53,9 @@ class ServedModel:
         inputs, outputs = (loaded.inputs, loaded.outputs) if encoding is None else (encoding.inputs, encoding.served)
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in inputs}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in outputs}
-        self.batchable = all(spec.shape[:1] == (-1,) for spec in (*loaded.inputs, *loaded.outputs))
+        free = all(spec.shape[:1] == (-1,) for spec in (*loaded.inputs, *loaded.outputs))
+        self.batchable = free and getattr(loaded, "joins", True)
+        self._picky = bool(getattr(loaded, "picky", False))
 
     @property
     def raw(self) -> bool:
@@ -79,12 +81,27 @@ class ServedModel:
         count = rows if self.batchable else 1
         return {name: _example(spec, count, raw=self.raw) for name, spec in self.inputs.items()}
 
-    def warm_up(self, rows: int) -> None:
-        """Run an example; InferenceError if the model can't answer, or answers with other rows than it was asked."""
+    def warm_up(self, rows: int) -> bool:
+        """Run an example; InferenceError if the model can't answer, or answers with other rows than it was asked.
+
+        False if it `refuses` the example: then nothing is known of how it answers others.
+        """
         features, _, _ = self.prepare(self.example(rows))
-        for name, array in self.infer(features).items():
+        try:
+            found = self.infer(features)
+        except InferenceError as error:
+            if self.refuses(error):
+                return False
+            raise
+        for name, array in found.items():
             if self.batchable and (array.ndim == 0 or len(array) != rows):
                 raise InferenceError(f"output {name!r} has shape {list(array.shape)} for {rows} rows", place="warm-up")
+        self._picky = False  # it takes examples: from now on one that fails says something
+        return True
+
+    def refuses(self, error: Exception) -> bool:
+        """Whether an example failed by the model's own code, of which nobody knows whether it takes examples."""
+        return self._picky and isinstance(error, ModelCodeError | BadRequestError | OverloadedError)
 
     @property
     def check_labels(self) -> Callable[[list[Any]], Any] | None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from onejob.core.artifact import Artifact, FileEntry, Json, digest_file
 from onejob.errors import BadRequestError, DataError, NotFoundError, OnejobError, StorageFullError, StoreError
-from onejob.serve import pbtxt
+from onejob.serve import pbtxt, triton_model
 
 CONFIG = "config.pbtxt"
 UNLOADED = "unloaded"
@@ -53,6 +53,10 @@ class Version:
     options: Mapping[str, Json]
     labels: Mapping[str, Json] = field(default_factory=dict)
     """Output -> what its classes are called."""
+    config: Mapping[str, Json] = field(default_factory=dict)
+    """What config.pbtxt says."""
+    model: Path | None = None
+    """The folder that holds the versions."""
 
     @property
     def engine(self) -> str:
@@ -62,12 +66,27 @@ class Version:
         """What it is as an artifact, and where its files lie."""
         found = {name: path for name, path in _files(self.folder) if not self.only or name == self.file}
         names = {name: _served(name) if self.only else name for name in found}
-        entries = [FileEntry(names[name], digest_file(path), path.stat().st_size) for name, path in found.items()]
         meta: dict[str, Json] = {"format": 1, "engine": self.engine}
+        if triton_model.is_one(self.folder / self.file):
+            found, meta["triton"] = self._as_triton_has_it(found)
+            names = {name: name for name in found}
+            meta["options"] = {"file": f"{self.version}/{self.file}"}
+        entries = [FileEntry(names[name], digest_file(path), path.stat().st_size) for name, path in found.items()]
         if self.labels:
             meta["labels"] = dict(self.labels)
         files = {names[name]: path for name, path in found.items()}
         return Artifact("engine", tuple(sorted(entries, key=lambda entry: entry.path)), meta), files
+
+    def _as_triton_has_it(self, found: Mapping[str, Path]) -> tuple[dict[str, Path], Json]:
+        """The version's files in a folder of its number, beside what all versions share; and how the model is told."""
+        files = {f"{self.version}/{name}": path for name, path in found.items() if name != CONFIG}
+        if self.model is not None:
+            for name, path in _files(self.model):
+                first, _, rest = name.partition("/")
+                if name != CONFIG and not first.startswith(".") and not (rest and _is_number(first)):
+                    files[name] = path
+        config = triton_model.complete(self.config or _config(self.folder), self.name)
+        return files, {"name": self.name, "version": self.version, "config": config}
 
 
 def engine_of(file: str) -> str:
@@ -81,9 +100,14 @@ def engine_of(file: str) -> str:
 
 
 def scan(folder: Path) -> list[Version]:
-    """Every model of a repository, with the versions that are to be served; DataError where it is none."""
+    """Every model of a repository, or the one whose folder it is, with the versions that are to be served.
+
+    DataError where there is none.
+    """
     if not folder.is_dir():
         raise NotFoundError("there is no such folder", place=str(folder))
+    if is_model(folder):
+        return versions_of(folder)
     found: list[Version] = []
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
@@ -97,6 +121,12 @@ def scan(folder: Path) -> list[Version]:
             "there is no model in it", place=str(folder), cure="A model is NAME/1/model.onnx, or NAME.onnx."
         )
     return found
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder holds the versions of one model, and is no repository of many."""
+    versions = [path for path in folder.iterdir() if _is_number(path.name)]
+    return any((path / name).is_file() for path in versions for name, _ in ENGINES)
 
 
 def one_file(path: Path, name: str = "") -> Version:
@@ -121,7 +151,7 @@ def versions_of(folder: Path, config: Mapping[str, Json] | None = None) -> list[
         if file is None:
             names = ", ".join(name for name, _ in ENGINES)
             raise DataError("there is no model file in it", place=str(inside), cure=f"One of {names} is wanted.")
-        found.append(Version(folder.name, str(number), inside, file, False, options, labels))
+        found.append(Version(folder.name, str(number), inside, file, False, options, labels, told, folder))
     if not found:
         raise DataError("it has no version", place=str(folder), cure="Put the model into a folder 1 below it.")
     return found

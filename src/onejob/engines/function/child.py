@@ -23,7 +23,7 @@ from pathlib import Path
 from onejob.core.artifact import Json
 from onejob.engines.function.channel import FAILED, READY, Channel
 from onejob.engines.function.code import Code, load
-from onejob.errors import InferenceError
+from onejob.errors import InferenceError, ModelCodeError
 
 PR_SET_PDEATHSIG = 1
 LONGEST = 2000
@@ -45,13 +45,13 @@ def main(argv: list[str]) -> int:
     sys.path += [entry for entry in order["path"] if entry not in sys.path]
     told = Told(folder)
     try:
-        os.chdir(folder)  # so that the file may open what lies beside it
-        code = load(folder, order["file"], threads=int(order["threads"]))
+        os.chdir((folder / order["file"]).parent)  # so that the file may open what lies beside it
+        code = load(folder, order["file"], threads=int(order["threads"]), triton=order.get("triton"))
     except BaseException as error:  # SystemExit too: the parent must hear why
         channel.say(FAILED, 0, told.of(error))
         return 1
-    signature = {"inputs": [s.to_json() for s in code.inputs], "outputs": [s.to_json() for s in code.outputs]}
-    channel.say(READY, 0, signature)
+    inputs, outputs = [spec.to_json() for spec in code.inputs], [spec.to_json() for spec in code.outputs]
+    channel.say(READY, 0, {"inputs": inputs, "outputs": outputs, "joins": code.joins, "picky": code.picky})
     with contextlib.suppress(ConnectionError):  # the parent has gone
         serve(channel, code, told)
     code.close()
@@ -94,7 +94,7 @@ class Told:
             self._seen.add(place)
             traceback.print_exception(error)
         words = " ".join("".join(traceback.format_exception_only(error)).split())[:LONGEST]
-        return InferenceError(words, place=place).to_json()
+        return ModelCodeError(words, place=place).to_json()
 
     def _place(self, error: BaseException) -> str:
         frames = traceback.extract_tb(error.__traceback__)

@@ -6,7 +6,8 @@
     def infer(x):
         return {"y": x @ WEIGHT}
 
-or a class `Model` with a method `infer`, and an optional `close`; its `inputs` and `outputs` go before the tables.
+or a class `Model` with a method `infer`, and an optional `close`; its `inputs` and `outputs` go before the tables. Or a
+model of Triton's Python backend (triton_backend.py).
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ import numpy as np
 
 from onejob.core.artifact import Json
 from onejob.core.tensor import DATATYPES, TensorSpec
+from onejob.engines.function import pb_utils, triton_backend
 from onejob.errors import InferenceError
 
 Array = np.ndarray[Any, Any]
 FILE = "model.py"
-TRITONS = "triton_python_backend_utils"
-FROM_TRITON = "docs/serve-triton.md shows how a model of Triton's Python backend becomes a function."
 EXAMPLE = 'Write, say, INPUTS = {"x": ("FP32", [-1, 64])}; -1 is any number of rows.'
 BY_NUMPY = {name: datatype for datatype, name in DATATYPES.items() if datatype != "BF16"}  # numpy has none
 
@@ -44,9 +44,16 @@ class Code:
         call: Callable[..., Any],
         close: Callable[[], Any] = lambda: None,
         place: str = FILE,
+        *,
+        joins: bool = True,
+        picky: bool = False,
     ) -> None:
         self.inputs, self.outputs = inputs, outputs
         self.close = close
+        self.joins = joins
+        """Whether requests may be joined into one call, if its sizes say so."""
+        self.picky = picky
+        """Whether it may refuse an input that we make up: it was written for a server that makes up none."""
         self._call = call
         self._place = place
         self._alone = outputs[0].name if len(outputs) == 1 else None
@@ -64,21 +71,21 @@ class Code:
         return {spec.name: fit(spec, found[spec.name], self._place) for spec in self.outputs}
 
 
-def load(folder: Path, file: str = FILE, *, threads: int = 1) -> Code:
-    """Run the file and make its model; InferenceError where it isn't one, else what the user's code raises."""
+def load(folder: Path, file: str = FILE, *, threads: int = 1, triton: Mapping[str, Json] | None = None) -> Code:
+    """Run the file and make its model; InferenceError where it isn't one, else what the user's code raises.
+
+    `triton` has the `name`, `version` and `config` of a model of Triton's Python backend.
+    """
     path = folder / file
     if not path.is_file():
         raise InferenceError("there is no such file", place=str(path))
-    try:
-        module = _run(path)
-    except ModuleNotFoundError as error:
-        if error.name != TRITONS:
-            raise
-        raise InferenceError("it is written for Triton's Python backend", place=file, cure=FROM_TRITON) from None
+    sys.modules.setdefault(triton_backend.MODULE, pb_utils)
+    module = _run(path)
     maker, function = getattr(module, "Model", None), getattr(module, "infer", None)
     if maker is None and not callable(function):
+        if kind := getattr(module, triton_backend.CLASS, None):
+            return _of_triton(kind, triton or {"name": path.parent.name, "version": "1", "config": {}}, path)
         cure = "Write `def infer(x): …`, or a class Model with such a method."
-        cure = FROM_TRITON if hasattr(module, "TritonPythonModel") else cure
         raise InferenceError("it has neither a class Model nor a function infer", place=file, cure=cure)
     made = maker(**_wanted(maker, folder, threads)) if maker is not None else None
     call = getattr(made, "infer", None) if maker is not None else function
@@ -88,6 +95,11 @@ def load(folder: Path, file: str = FILE, *, threads: int = 1) -> Code:
     outputs = specs(_table(made, module, "outputs"), "OUTPUTS", file)
     _check_takes(call, inputs, file)
     return Code(inputs, outputs, call, getattr(made, "close", None) or (lambda: None), file)
+
+
+def _of_triton(kind: Any, told: Mapping[str, Json], path: Path) -> Code:
+    made = triton_backend.TritonModel(kind, told, path.parent)
+    return Code(made.inputs, made.outputs, made.infer, made.close, path.name, joins=made.joins, picky=True)
 
 
 def specs(table: Json, name: str, place: str) -> tuple[TensorSpec, ...]:

@@ -45,6 +45,7 @@ class Link:
         self.process = process
         self.inputs = _specs(signature["inputs"])
         self.outputs = _specs(signature["outputs"])
+        self.joins, self.picky = bool(signature["joins"]), bool(signature["picky"])
         self._pidfd = os.pidfd_open(process.pid)
         self.descriptors = (self._pidfd,)
         self._channel = channel
@@ -94,6 +95,7 @@ class FunctionModel:
         self._place = place
         link = self._kept.first()
         self.inputs, self.outputs = link.inputs, link.outputs
+        self.joins, self.picky = link.joins, link.picky
         self.precision = "as written"
         self._dtypes = {spec.name: np.dtype(DATATYPES[spec.datatype]) for spec in self.inputs}
 
@@ -151,6 +153,7 @@ def open_model(folder: Path, meta: Mapping[str, Json], threads: int = 1) -> Func
     """
     file = str((meta.get("options") or {}).get("file", FILE))
     order = {"folder": str(folder.resolve()), "file": file, "threads": threads, "path": [p for p in sys.path if p]}
+    order["triton"] = meta.get("triton")
     return FunctionModel(lambda adopt: _start(order, adopt), str(folder / file))
 
 

@@ -24,7 +24,7 @@ from onejob.loop.resolve import resolve
 from onejob.loop.session import Session
 from onejob.loop.snapshots import run_view
 from onejob.loop.views import RunView
-from onejob.serve.repository import ENGINES, Version, one_file, scan
+from onejob.serve.repository import ENGINES, Version, is_model, one_file, scan
 from onejob.serve.spec import Spec
 
 SERVED = ("engine", "checkpoint")
@@ -127,11 +127,11 @@ def _file_or_folder(session: Session, path: Path) -> _Found:
     path = path.resolve()
     if path.is_file() or any((path / file).is_file() for file, _ in ENGINES):
         file = path if path.is_file() else next(path / name for name, _ in ENGINES if (path / name).is_file())
-        version = one_file(file) if path.is_file() else Version(path.name, "1", path, file.name, False, {})
-        stem = file.parent.name if file.stem == "model" else file.stem
+        name = _named(file.parent.name if file.stem == "model" else file.stem)
+        version = one_file(file, name) if path.is_file() else Version(name, "1", path, file.name, False, {})
         artifact, files = version.artifact()
         _keep(session, artifact, files)
-        return _Found(artifact.digest, _named(stem), project=str(file.parent))
+        return _Found(artifact.digest, name, project=str(file.parent))
     versions = scan(path)
     models: list[Json] = []
     entries: list[FileEntry] = []
@@ -154,7 +154,7 @@ def _file_or_folder(session: Session, path: Path) -> _Found:
             places[f"{inside}/{entry.path}"] = files[entry.path]
     whole = Artifact(REPOSITORY, tuple(entries), {"format": 1, "engine": REPOSITORY, "models": models})
     _keep(session, whole, places)
-    return _Found(whole.digest, _named(path.name), folder=path)
+    return _Found(whole.digest, _named(path.name), folder=path.parent if is_model(path) else path)
 
 
 def _keep(session: Session, artifact: Artifact, files: Mapping[str, Path]) -> None:
