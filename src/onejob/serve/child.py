@@ -52,7 +52,9 @@ class Child:
         fds = (listener.fileno(), theirs.fileno())
         command = [sys.executable, "-m", "onejob.serve.replica", str(fds[0]), str(fds[1])]
         with theirs:
-            process = subprocess.Popen([*command, str(os.getpid())], pass_fds=fds, stdin=subprocess.DEVNULL)
+            # each thread of glibc's would keep memory of its own, and little of that comes back
+            env = {"MALLOC_ARENA_MAX": "2", **os.environ}
+            process = subprocess.Popen([*command, str(os.getpid())], pass_fds=fds, stdin=subprocess.DEVNULL, env=env)
         ours.sendall(canonical({"folder": str(folder), **told}) + b"\n")
         ours.setblocking(False)
         return cls(process, ours)
