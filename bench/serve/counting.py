@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from onejob.core.tensor import TensorSpec
-from onejob.serve.batch import Item
+from onejob.serve.item import Item
 from onejob.serve.journal import RequestLog
 from onejob.serve.metrics import Reading, render
 from onejob.serve.model import ServedModel

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onejob.errors import DeadlineError, InferenceError, OverloadedError
-from onejob.serve.batch import Batcher, Item
+from onejob.serve.batch import Batcher
+from onejob.serve.item import Item
 from onejob.serve.policy import Fit, Limits
 from onejob.serve.rows import Layout, Raw, check_rows, join
 

@@ -17,7 +17,7 @@ from test_serve_http import CHUNKED, GET, POST, Keeper, Scene, Transport, in_loo
 
 from onejob.core.tensor import TensorSpec
 from onejob.serve.policy import Limits
-from onejob.serve.protocols import http, http_api, lane
+from onejob.serve.protocols import http, http_api, lane, lanes
 from onejob.serve.protocols.compression import MOST, compress
 from onejob.serve.protocols.exchange import Exchange
 from onejob.serve.protocols.http import Connection, Room
@@ -320,14 +320,14 @@ def test_long_requests_and_paths_are_not_remembered(tmp_path: Path, binary: bool
         api = replica.api
         x = {"x": np.array([1, 2], "<f4")}
         for number in range(5):
-            padding = b"X-Padding: %d%b\r\n" % (number, b"x" * http_api.LONGEST_LANE)
+            padding = b"X-Padding: %d%b\r\n" % (number, b"x" * lanes.LONGEST_LANE)
             body, length = infer("m", x, binary=binary)
             assert (await hear(replica, ask(b"/v2/models/m/infer", body, length, padding)))[0][0] == 200
-            body, length = infer("m", x, binary=binary, parameters={"own": "y" * http_api.LONGEST_LANE})
+            body, length = infer("m", x, binary=binary, parameters={"own": "y" * lanes.LONGEST_LANE})
             assert (await hear(replica, ask(b"/v2/models/m/infer", body, length)))[0][0] == 200
             path = b"/%d" % number + b"z" * http_api.LONGEST_PATH
             assert (await hear(replica, b"GET %b HTTP/1.1\r\n\r\n" % path))[0][0] == 404
-        assert not api._lanes
+        assert len(api._lanes) == 0
         assert len(api._paths) == 1
         body, length = infer("m", x, binary=binary)
         await hear(replica, ask(b"/v2/models/m/infer", body, length))

@@ -14,7 +14,7 @@ import pytest
 
 from onejob.core.tensor import TensorSpec
 from onejob.errors import InferenceError
-from onejob.serve.batch import Item
+from onejob.serve.item import Item
 from onejob.serve.policy import Limits
 from onejob.serve.protocols.exchange import Exchange
 from onejob.serve.protocols.http import Connection

@@ -19,7 +19,7 @@ from test_serve_http import Server, message, serve
 from onejob.core.counters import BOUNDS_NS, EDGES_NS, PART_NAMES, Counters, Snapshots, read_snapshots
 from onejob.errors import DeadlineError
 from onejob.machines.usage import Meter
-from onejob.serve.batch import Item
+from onejob.serve.item import Item
 from onejob.serve.metrics import GONE, Reading, render
 from onejob.serve.retire import retire
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 
 from onejob.errors import OverloadedError
-from onejob.serve.batch import Batcher, Item
+from onejob.serve.batch import Batcher
+from onejob.serve.item import Item
 from onejob.serve.model import ServedModel
 from onejob.serve.policy import Limits
 

@@ -24,10 +24,11 @@ from onejob.errors import (
     OnejobError,
     OverloadedError,
 )
-from onejob.serve.batch import INLINE_NS, Batcher, Item, Piece
+from onejob.serve.batch import INLINE_NS, Batcher, Piece
 from onejob.serve.capture import Capture, Record
 from onejob.serve.health import OWN, Health
 from onejob.serve.identify import Roles, Told, identify
+from onejob.serve.item import Item
 from onejob.serve.journal import RequestLog
 from onejob.serve.labels import LabelLog
 from onejob.serve.model import Column, ServedModel

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from onejob.serve.batch import Item
+from onejob.serve.item import Item
 from onejob.serve.model import Column
 from onejob.serve.protocols.exchange import Exchange
 from onejob.serve.protocols.kserve import NORMAL

@@ -30,17 +30,15 @@ from onejob.serve.labels import Batch, parse
 from onejob.serve.protocols import kserve
 from onejob.serve.protocols.asking import Asked, Asking, Decode
 from onejob.serve.protocols.compression import TooLargeError, compress, inflate
-from onejob.serve.protocols.exchange import JSON, Exchange, answer
+from onejob.serve.protocols.exchange import JSON, Exchange
 from onejob.serve.protocols.generate import EVENT_STREAM, encode_event, encode_generate, parse_generate
 from onejob.serve.protocols.http import MAX_BODY
-from onejob.serve.protocols.lane import Lane, layout_of
+from onejob.serve.protocols.lanes import LENGTH, OCTETS, Lanes, names
 from onejob.serve.protocols.paths import Path, parse_path
-from onejob.serve.protocols.plan import Head, Plan, header_length
+from onejob.serve.protocols.plan import Plan, header_length
 from onejob.serve.protocols.repository import parse_index, parse_load, parse_unload
 from onejob.serve.protocols.spoken import Words
-from onejob.serve.protocols.text_lane import Skeleton, TextLane, text_lane_fits
 from onejob.serve.registry import Found, Registry
-from onejob.serve.router import Router
 from onejob.serve.rows import Arrays
 from onejob.serve.service import Ids, Service, status_of
 
@@ -49,18 +47,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Route = Callable[[Exchange, Path], None]
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
-OCTETS = b"application/octet-stream"
 MAX_ID = 128
-MAX_LANES = 1024
 MAX_PATHS = 4096
-LONGEST_LANE, LONGEST_PATH = 8192, 256
-"""Bytes of what is learnt of a request; of longer ones nothing is."""
+LONGEST_PATH = 256
+"""Bytes of a path that is remembered."""
 LARGE, LARGE_PACKED = 256 << 10, 4 << 10
 """A message with more bytes of JSON or text, or of what is packed, is read on a thread of its own."""
-_OK_JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-_LENGTH = b"Inference-Header-Content-Length: %d\r\n"
-_OWN = frozenset((b"x-request-id", b"x-request-key", b"content-encoding", b"expect"))
-"""Headers of requests that take the long way."""
 RETRY_AFTER = b"Retry-After: 1\r\n"
 
 
@@ -85,7 +77,7 @@ class Api:
         self._repository = repository
         self._asking = Asking(self._fault)
         self._max_body = max_body
-        self._lanes: dict[object, Lane | TextLane] = {}
+        self._lanes = Lanes(self._words, self._fault)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ids = Ids()
         self._known_words: WeakKeyDictionary[Service, Words] = WeakKeyDictionary()
@@ -115,7 +107,7 @@ class Api:
     def head_of(self, exchange: Exchange) -> bytes:
         if not exchange.request_id:
             exchange.request_id = self._ids.make()
-        return _names(exchange.request_id, exchange.engine or self._registry.digest)
+        return names(exchange.request_id, exchange.engine or self._registry.digest)
 
     def _path(self, url: bytes) -> Path | None:
         if url in self._paths:
@@ -284,7 +276,7 @@ class Api:
             if identifier and not exchange.request_id and _proper_id(identifier):
                 exchange.request_id = identifier
             if exchange.head and service is found.router.main and not identifier:
-                self._learn(exchange, plan, arrays, found.router, body[:length] if length else None)
+                self._lanes.learn(exchange, plan, arrays, found.router, body[:length] if length else None)
             encode = partial(self._answer_infer, plan=plan, identifier=identifier)
             return Asked(arrays, plan.head.timeout_us * 1000, encode, plan.head.priority or kserve.NORMAL)
 
@@ -295,46 +287,6 @@ class Api:
         found = self._find(path)
         again = partial(self._find, path) if _is_large(exchange, found.service) else None
         self._asking.run(exchange, found, decode, again=again)
-
-    def _learn(self, exchange: Exchange, plan: Plan, arrays: Arrays, router: Router, head: bytes | None) -> None:
-        """Requests that look like this one may take the short way (protocols/lane.py, text_lane.py)."""
-        if exchange.headers.keys() & _OWN or router.new is not None:
-            return
-        skeleton = None
-        if head is None:
-            skeleton = Skeleton.of(exchange.head, exchange.body)
-            if skeleton is None or len(skeleton) > LONGEST_LANE:
-                return
-        elif len(exchange.head) + len(head) > LONGEST_LANE:
-            return
-        key: object = skeleton.key if skeleton else exchange.head + (head or b"")
-        lane = self._lanes.get(key)
-        if lane is None or not lane.leads_to(router.main):
-            made = self._lane_of(exchange, plan, arrays, router, skeleton, head or b"")
-            if made is None:
-                return
-            if len(self._lanes) >= MAX_LANES:
-                self._lanes.clear()
-            lane = self._lanes[key] = made
-        exchange.connection.lane = lane
-
-    def _lane_of(
-        self, exchange: Exchange, plan: Plan, arrays: Arrays, router: Router, skeleton: Skeleton | None, head: bytes
-    ) -> Lane | TextLane | None:
-        main, accepted = router.main, exchange.headers.get(b"accept-encoding", b"")
-        if skeleton is not None:
-            if not text_lane_fits(plan, arrays, main):
-                return None
-            digest = main.identity.digest
-
-            def opening(request_id: str) -> bytes:
-                return _OK_JSON + _names(request_id, digest)
-
-            return TextLane(skeleton, plan, router, self._text_infer, opening, self._fault, accepted)
-        layout = layout_of(plan, arrays, main)
-        if layout is None:
-            return None
-        return Lane((exchange.head, head), plan, layout, router, self._wire_infer, self._fault, accepted)
 
     def _generate(self, exchange: Exchange, path: Path, *, stream: bool) -> None:
         """Plain JSON fields for tensors; the answer as JSON, or as the one event of a stream."""
@@ -377,18 +329,9 @@ class Api:
     ) -> None:
         encoder = self._words(service).encoder
         body, length = encoder.encode(outputs, plan.head.outputs, identifier, exchange.request_id)
-        extra = b"" if length is None else _LENGTH % length
+        extra = b"" if length is None else LENGTH % length
         body, how = compress(body, exchange.headers.get(b"accept-encoding", b""))
         exchange.reply(200, body, JSON if length is None else OCTETS, extra + how)
-
-    def _wire_infer(self, outputs: Arrays, asked: Head, service: Service, request_id: str) -> bytes:
-        """An answer in bytes as it goes over the wire."""
-        body, length = self._words(service).encoder.encode(outputs, asked.outputs, "", request_id)
-        return answer(200, OCTETS, _names(request_id, service.identity.digest) + _LENGTH % (length or 0), body)
-
-    def _text_infer(self, outputs: Arrays, asked: Head, service: Service, request_id: str) -> bytes:
-        """The body of an answer in JSON."""
-        return self._words(service).encoder.encode(outputs, asked.outputs, "", request_id)[0]
 
     def _answer_predict(self, exchange: Exchange, outputs: Arrays, service: Service) -> None:
         exchange.reply(200, kserve.encode_predict(outputs, service.model.outputs))
@@ -419,10 +362,6 @@ class Api:
             logger.error("request %s failed", exchange.request_id, exc_info=error)
         exchange.fail(status, message, RETRY_AFTER if isinstance(error, OverloadedError) else b"")
         return status
-
-
-def _names(request_id: str, engine: str) -> bytes:
-    return f"x-request-id: {request_id}\r\nx-onejob-engine: {engine}\r\n".encode()
 
 
 def _is_large(exchange: Exchange, service: Service) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from onejob.core.tensor import DATATYPES
 from onejob.errors import OnejobError
-from onejob.serve.batch import Item
+from onejob.serve.item import Item
 from onejob.serve.protocols.compression import LEAST, compress
 from onejob.serve.protocols.exchange import Exchange
 from onejob.serve.protocols.http import Connection

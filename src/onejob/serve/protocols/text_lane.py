@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from onejob.errors import BadRequestError, OnejobError
-from onejob.serve.batch import Item
+from onejob.serve.item import Item
 from onejob.serve.protocols import tensors
 from onejob.serve.protocols.exchange import Exchange
 from onejob.serve.protocols.http import Connection
