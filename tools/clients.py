@@ -4,7 +4,8 @@
 
 `perf_analyzer`, NVIDIA's load generator, is the program in an old wheel of tritonclient (newer need a newer glibc); of
 CUDA's runtime and of libb64 it needs the library file, out of a wheel and a Debian package. `kserve` is KServe's
-Python client, whose packages have other versions than onejob's. What is there already is left alone. Exit code 1 if one
+Python client, whose packages have other versions than onejob's. `prometheus` scrapes: the program out of its Debian
+package, so that no service is installed and started. What is there already is left alone. Exit code 1 if one
 couldn't be had: its tests are skipped then, and fail where the variable CI is set.
 """
 
@@ -16,14 +17,15 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 WHEELS = {
     "tritonclient==2.41.0": "tritonclient-2.41.0.data/data/bin/perf_analyzer",
     "nvidia-cuda-runtime-cu12==12.9.79": "nvidia/cuda_runtime/lib/libcudart.so.12",
 }
-LIBB64 = "libb64-0d"
+LIBB64, PROMETHEUS = "libb64-0d", "prometheus"
 PINS = Path(__file__).with_name("kserve.txt")
 
 
@@ -57,16 +59,30 @@ def perf_analyzer(folder: Path) -> None:
 
 
 def _libb64(folder: Path) -> None:
-    """The library out of its Debian package: nothing is installed."""
-    download = ["apt-get", "download", "-qq", LIBB64]
+    with _unpacked(LIBB64, folder) as files:
+        for library in files.rglob("libb64.so*"):
+            shutil.copy(library, folder / library.name)
+
+
+def prometheus(folder: Path) -> None:
+    """`prometheus` and `promtool`: they need no file beside them."""
+    with _unpacked(PROMETHEUS, folder) as files:
+        for name in ("prometheus", "promtool"):
+            shutil.copy(files / "usr" / "bin" / name, folder / name)
+            subprocess.run([str(folder / name), "--version"], check=True, capture_output=True)
+
+
+@contextmanager
+def _unpacked(name: str, folder: Path) -> Iterator[Path]:
+    """The files of a Debian package: nothing is installed."""
+    download = ["apt-get", "download", "-qq", name]
     tried = subprocess.run(download, cwd=folder, stderr=subprocess.DEVNULL)
     if tried.returncode and os.geteuid() == 0:  # the lists may be missing, or old
         subprocess.run(["apt-get", "update", "-qq"], check=True)
         subprocess.run(download, cwd=folder, check=True)
     (package,) = folder.glob("*.deb")
     subprocess.run(["dpkg-deb", "-x", str(package), str(folder / "deb")], check=True)
-    for library in (folder / "deb").rglob("libb64.so*"):
-        shutil.copy(library, folder / library.name)
+    yield folder / "deb"
     shutil.rmtree(folder / "deb")
     package.unlink()
 
@@ -82,6 +98,7 @@ def kserve(folder: Path) -> None:
 CLIENTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "perf_analyzer": (perf_analyzer, f"{WHEELS} {LIBB64}"),
     "kserve": (kserve, PINS.read_text()),
+    "prometheus": (prometheus, PROMETHEUS),
 }
 """How each is made, and what it is made of."""
 

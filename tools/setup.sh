@@ -60,7 +60,7 @@ check_postgres() {
 }
 
 # What the stamp must say: `dev` brings all that `all` does.
-wanted() { cat pyproject.toml constraints.txt | cksum; pwd; }
+wanted() { cat pyproject.toml constraints.txt tools/clients.py | cksum; pwd; }
 is_done() {
     [ -x .venv/bin/onejob ] && [ -f "$stamp-$1" ] && [ "$(cat "$stamp-$1")" = "$(wanted)" ] \
         && .venv/bin/python -c 'import onejob' 2>/dev/null
