@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make .venv and install onejob into it: `tools/setup.sh all` to use it, `tools/setup.sh dev` to work on it.
 #
-# Does nothing if that was done for this pyproject.toml, these constraints and this folder. A .venv that is half made, was
+# Does nothing if that was done for this pyproject.toml, these constraints, clients and folder. A .venv that is half made, was
 # moved here from elsewhere, or whose Python has gone, is made again. What is missing on the machine is named with the
 # command that installs it; for `dev`, as root on Debian or Ubuntu, it is installed.
 set -eu

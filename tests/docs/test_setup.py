@@ -32,6 +32,7 @@ class Machine:
         shutil.copy(SCRIPT, self.folder / "tools")
         (self.folder / "pyproject.toml").write_text("[project]\n")
         (self.folder / "constraints.txt").write_text("click==8\n")
+        (self.folder / "tools" / "clients.py").write_text("")
         for tool in TOOLS:
             (self.bin / tool).symlink_to(shutil.which(tool) or f"/bin/{tool}")
         self.add("id", "#!/bin/sh\necho 1000\n")
