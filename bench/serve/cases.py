@@ -59,11 +59,13 @@ class Turn:
 
 ALL = ("onejob", "triton", "mlserver", "litserve", "bentoml", "fastapi")
 BINARY = ("onejob", "triton", "fastapi")
+PYTHON = ("onejob-python", "triton")
 CASES: Mapping[str, Case] = {
     case.name: case
     for case in (
         Case("mlp-binary", "MLP, binary tensors, 64 connections", MLP, "binary", 64, ("onejob-capture", *BINARY)),
         Case("mlp-json", "MLP, JSON, 64 connections", MLP, "json", 64, ALL),
+        Case("mlp-python", "MLP, binary tensors, 64 connections, Triton's model.py in both", MLP, "binary", 64, PYTHON),
         Case("mlp-one", "MLP, binary tensors, 1 connection", MLP, "binary", 1, BINARY),
         Case("resnet-8", "ResNet-18, binary tensors, 8 connections", RESNET, "binary", 8, BINARY, 8),
         Case("resnet-64", "ResNet-18, binary tensors, 64 connections", RESNET, "binary", 64, BINARY, 16, least=12),

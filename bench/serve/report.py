@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from serve.cases import ENGINE, Measured, Turn
 from serve.wrk import Figures
 
-FIRST = "onejob"
+FIRST = ("onejob", "onejob-python")
+"""Whom the others are held against: the first of these that is in a case."""
 
 
 def table(measured: Measured) -> str:
@@ -38,8 +39,9 @@ def _latency(figures: Sequence[Figures]) -> str:
 
 def _times(measured: Measured, name: str) -> str:
     """onejob beside another: by CPU time and by rate; of the engine alone, what part of its rate onejob reaches."""
-    own = measured.turns.get(FIRST)
-    if own is None or name == FIRST:
+    first = next((one for one in FIRST if one in measured.turns), None)
+    own = measured.turns.get(first or "")
+    if own is None or name == first:
         return f"{'':22}  {'':22}"
     pairs: list[tuple[Turn, Turn]] = list(zip(own, measured.turns[name], strict=True))
     form = ".3f" if name == ENGINE else ".2f"

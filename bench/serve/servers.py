@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from onejob.serve.repository import scan, told
 from serve import triton, wire
 from serve.models import Model
 from serve.wire import Message
@@ -101,6 +102,18 @@ def _onejob(setting: Setting, more: Mapping[str, object]) -> Launch:
     served = {"digest": "ab" * 32, "execution": None, "meta": {"engine": "onnxruntime"}, "dir": str(engine)}
     desired = {"name": setting.model.name, "generation": 1, "host": "127.0.0.1", "port": setting.port, **repository}
     (setting.work / "desired.json").write_text(json.dumps({**desired, "options": options, "engine": served}))
+    return Launch([sys.executable, "-m", "onejob.serve.host", str(setting.work)])
+
+
+def launch_onejob_python(setting: Setting) -> Launch:
+    """Triton's repository as it is, with its `TritonPythonModel`."""
+    repository = triton_repository(setting)
+    options = {"replicas": setting.replicas, "threads": 1, "batch": {"max": setting.model.batch}}
+    models = [told(version, setting.work) for version in scan(repository)]
+    whole = {"digest": "ab" * 32, "execution": None, "meta": {"engine": "repository"}, "dir": str(setting.work)}
+    desired = {"name": "models", "generation": 1, "host": "127.0.0.1", "port": setting.port, "options": options}
+    desired |= {"models": models, "repository": str(repository), "engine": whole}
+    (setting.work / "desired.json").write_text(json.dumps(desired))
     return Launch([sys.executable, "-m", "onejob.serve.host", str(setting.work)])
 
 
@@ -190,6 +203,7 @@ SERVERS: Mapping[str, Server] = {
     for server in (
         Server("onejob", (), launch_onejob, V2_PATH, V2),
         Server("onejob-capture", (), launch_onejob_capture, V2_PATH, V2),
+        Server("onejob-python", (), launch_onejob_python, V2_PATH, V2),
         Server("triton", triton.PACKAGES, launch_triton, V2_PATH, V2),
         Server("mlserver", ("mlserver==1.7.1", ENGINE), launch_mlserver, V2_PATH, {"json": wire.v2}),
         Server("litserve", ("litserve==0.2.19", ENGINE), launch_litserve, "/predict", {"json": wire.nested}),

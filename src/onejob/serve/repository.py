@@ -33,6 +33,13 @@ ENGINES: tuple[tuple[str, str], ...] = (
     ("model.py", "function"),
 )
 """The file that a version holds -> the engine that runs it."""
+BACKENDS: Mapping[str, Sequence[tuple[str, str]]] = {
+    "python": [("model.py", "function")],
+    "onnxruntime": [("model.onnx", "onnxruntime")],
+    "openvino": [("model.xml", "openvino"), ("model.onnx", "openvino")],
+}
+"""Of Triton's backends those that are here: the files that they take, and the engine that runs them."""
+PLATFORMS = {"onnxruntime_onnx": "onnxruntime"}
 MOST_ROWS = 65_536
 """A larger batch isn't run, whatever a model's configuration says: as in a job's [serve]."""
 LONGEST = 200
@@ -57,20 +64,26 @@ class Version:
     """What config.pbtxt says."""
     model: Path | None = None
     """The folder that holds the versions."""
+    runs: str = ""
+    """The engine that its configuration names."""
 
     @property
     def engine(self) -> str:
-        return engine_of(self.file)
+        return self.runs or engine_of(self.file)
 
     def artifact(self) -> tuple[Artifact, dict[str, Path]]:
         """What it is as an artifact, and where its files lie."""
         found = {name: path for name, path in _files(self.folder) if not self.only or name == self.file}
-        names = {name: _served(name) if self.only else name for name in found}
         meta: dict[str, Json] = {"format": 1, "engine": self.engine}
         if triton_model.is_one(self.folder / self.file):
             found, meta["triton"] = self._as_triton_has_it(found)
-            names = {name: name for name in found}
             meta["options"] = {"file": f"{self.version}/{self.file}"}
+            names = {name: name for name in found}
+        else:
+            ours = _served(self.file)
+            renamed = {self.file: ours, f"{Path(self.file).stem}.bin": f"{Path(ours).stem}.bin"}
+            found = {name: path for name, path in found.items() if name in renamed or name not in renamed.values()}
+            names = {name: renamed.get(name, name) for name in found}
         entries = [FileEntry(names[name], digest_file(path), path.stat().st_size) for name, path in found.items()]
         if self.labels:
             meta["labels"] = dict(self.labels)
@@ -125,8 +138,9 @@ def scan(folder: Path) -> list[Version]:
 
 def is_model(folder: Path) -> bool:
     """Whether a folder holds the versions of one model, and is no repository of many."""
-    versions = [path for path in folder.iterdir() if _is_number(path.name)]
-    return any((path / name).is_file() for path in versions for name, _ in ENGINES)
+    versions = [path for path in folder.iterdir() if _is_number(path.name) and path.is_dir()]
+    known = (folder / CONFIG).is_file() or any((path / name).is_file() for path in versions for name, _ in ENGINES)
+    return bool(versions) and known
 
 
 def one_file(path: Path, name: str = "") -> Version:
@@ -147,14 +161,25 @@ def versions_of(folder: Path, config: Mapping[str, Json] | None = None) -> list[
     found = []
     for number in chosen:
         inside = folder / str(number)
-        file = next((name for name, _ in ENGINES if (inside / name).is_file()), None)
-        if file is None:
-            names = ", ".join(name for name, _ in ENGINES)
-            raise DataError("there is no model file in it", place=str(inside), cure=f"One of {names} is wanted.")
-        found.append(Version(folder.name, str(number), inside, file, False, options, labels, told, folder))
+        file, engine = _model_in(inside, told)
+        found.append(Version(folder.name, str(number), inside, file, False, options, labels, told, folder, engine))
     if not found:
         raise DataError("it has no version", place=str(folder), cure="Put the model into a folder 1 below it.")
     return found
+
+
+def _model_in(folder: Path, config: Mapping[str, Json]) -> tuple[str, str]:
+    """A version's model file, and what runs it: as its configuration says, else by the file that is there."""
+    backend = str(config.get("backend") or PLATFORMS.get(str(config.get("platform")), ""))
+    own = config.get("default_model_filename")
+    usual = [(name, engine) for name, engine in BACKENDS.get(backend, ENGINES)]
+    wanted = [(str(own), usual[0][1] if backend in BACKENDS else "")] if own else usual
+    for name, engine in wanted:
+        if "/" not in name and (folder / name).is_file():
+            return name, engine or engine_of(name)
+    names = " or ".join(name for name, _ in wanted)
+    cure = f"Its configuration wants {names}." if own or backend in BACKENDS else f"It should have {names}."
+    raise DataError("there is no model file in it", place=str(folder), cure=cure)
 
 
 def _is_number(name: str) -> bool:
