@@ -72,11 +72,7 @@ def _parts(case: str, stage: Stage, load: Load, wanted: Sequence[str], o: argpar
         chosen = [name for name in CASES[case].servers if name in wanted]
         return [lambda: print(report.table(measure(stage, load, CASES[case], chosen, o.turns, o.seconds)), flush=True)]
     if case == "start":
-        return [
-            lambda: long.starts(
-                stage, [name for name in wanted if name not in ("onejob-capture", "onejob-python")], o.turns
-            )
-        ]
+        return [lambda: long.starts(stage, [name for name in wanted if not name.startswith("onejob-")], o.turns)]
     if case == "idle":
         return [partial(long.idle, stage, load, name, o.connections, o.hold) for name in V2 if name in wanted]
     if case == "soak":
