@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -22,7 +23,8 @@ from served_models import alive, endpoint, wait_for
 
 from onejob.engines import Living, open_model
 from onejob.engines.function.channel import ARRAYS, FAILED, INLINE, Channel
-from onejob.errors import BadRequestError, InferenceError
+from onejob.errors import BadRequestError, InferenceError, ModelCodeError
+from onejob.serve.model import open_served
 
 MODEL = """
 import ctypes, os, sys, threading, time
@@ -544,3 +546,32 @@ def test_a_function_is_served_and_its_death_costs_one_request(tmp_path: Path) ->
 def children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(text) for task in tasks for text in (task / "children").read_text().split()]
+
+
+PICKY = """
+import json
+
+INPUTS = {"text": ("BYTES", [-1])}
+OUTPUTS = {"length": ("INT64", [-1])}
+
+
+def infer(text):
+    return [len(json.loads(one)["word"]) for one in text]
+"""
+
+
+def test_a_model_that_can_not_take_anything_says_what_it_takes(tmp_path: Path) -> None:
+    """Before anybody asks, and while nobody does, it is asked by itself."""
+    (tmp_path / "model.py").write_text(PICKY)
+    with (
+        contextlib.closing(open_served(tmp_path, {"engine": "function"}, threads=1)) as made,
+        pytest.raises(ModelCodeError, match=r"model\.py:9: .*JSONDecodeError.* EXAMPLE in its file says"),
+    ):
+        made.warm_up(2)
+    (tmp_path / "model.py").write_text(PICKY + '\nEXAMPLE = {\'text\': [\'{"word": "a"}\', \'{"word": "bcd"}\']}\n')
+    with contextlib.closing(open_served(tmp_path, {"engine": "function"}, threads=1)) as made:
+        assert made.warm_up(5)
+        assert made.infer(made.example(5))["length"].tolist() == [1, 3, 1, 3, 1]
+    with endpoint(tmp_path / "ep") as served:
+        served.want(tmp_path, name="picky", meta={"engine": "function"})
+        served.start().ready()

@@ -177,3 +177,46 @@ def test_values_that_would_change_are_refused(datatype: str, value: Any, told: s
 def test_a_size_that_is_declared_must_be_met() -> None:
     with pytest.raises(InferenceError, match=r"mine\.py: output 'y' has shape \[2, 3\], not \[-1, 4\]"):
         fit(TensorSpec("y", "FP32", (-1, 4)), np.ones((2, 3)), "mine.py")
+
+
+@pytest.mark.parametrize(
+    ("example", "found"),
+    [
+        ("", None),
+        ("EXAMPLE = {'x': [[1, 2]], 'text': ['ab']}", ([[1, 2]], ["ab"])),
+        ("EXAMPLE = {'x': [[1, 2], [3, 4]], 'text': [b'{}', b'']}", ([[1, 2], [3, 4]], [b"{}", b""])),
+    ],
+)
+def test_an_example_is_what_it_can_be_asked(example: str, found: Any, tmp_path: Path) -> None:
+    model = written(tmp_path, f"{TAKES_TEXT}\n{example}\n")
+    if found is None:
+        assert model.example is None
+        return
+    assert model.example is not None
+    assert (model.example["x"].tolist(), model.example["text"].tolist()) == found
+    assert model.example["x"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("example", "told"),
+    [
+        ("[1]", r"model\.py EXAMPLE: it should have x, text"),
+        ("{'x': [[1, 2]]}", "it should have x, text"),
+        ("{'x': [[1, 2, 3]], 'text': ['a']}", r"input 'x' has shape \[1, 3\], not \[-1, 2\]"),
+        ("{'x': [['a', 'b']], 'text': ['a']}", "input 'x' is"),
+        ("{'x': [[1, 2]], 'text': ['a', 'b']}", "as many rows, one at least"),
+    ],
+)
+def test_an_example_that_does_not_fit_is_named(example: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(InferenceError, match=told):
+        written(tmp_path, f"{TAKES_TEXT}\nEXAMPLE = {example}\n")
+
+
+TAKES_TEXT = """
+INPUTS = {"x": ("FP32", [-1, 2]), "text": ("BYTES", [-1])}
+OUTPUTS = {"y": ("FP32", [-1, 2])}
+
+
+def infer(x, text):
+    return x
+"""

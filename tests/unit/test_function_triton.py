@@ -212,6 +212,59 @@ def test_what_a_configuration_can_not_have(tmp_path: Path, config: str, says: st
         opened(tmp_path, DOUBLE, config)
 
 
+WARM = 'model_warmup [{ batch_size: 2 inputs { key: "x" value: { data_type: TYPE_FP32 dims: [ 3 ] %s } } }]'
+
+
+@pytest.mark.parametrize(
+    ("how", "found"),
+    [
+        ("zero_data: true", [[0, 0, 0], [0, 0, 0]]),
+        ('input_data_file: "raw"', [[0, 1, 2], [3, 4, 5]]),
+        ("random_data: true", None),
+    ],
+)
+def test_its_warm_up_is_what_it_is_asked_with(tmp_path: Path, how: str, found: Any) -> None:
+    folder = tmp_path / "models" / "double" / "warmup"
+    folder.mkdir(parents=True)
+    (folder / "raw").write_bytes(np.arange(6, dtype=np.float32).tobytes())
+    made = opened(tmp_path, DOUBLE, CONFIG + WARM % how)
+    assert made.example is not None
+    assert made.example["x"].shape == (2, 3)
+    assert made.example["x"].dtype == np.float32
+    assert found is None or made.example["x"].tolist() == found
+    assert not made.picky, "it says what it takes: then it must answer"
+
+
+@pytest.mark.parametrize(
+    ("warm", "says"),
+    [
+        (WARM.replace('"x"', '"z"') % "zero_data: true", "model_warmup lacks the input 'x'"),
+        (WARM % 'input_data_file: "none"', "input_data_file 'none': .*No such file"),
+        (WARM.replace("[ 3 ]", "[ 4 ]") % "zero_data: true", r"input 'x' has shape \[2, 4\], not \[-1, 3\]"),
+    ],
+)
+def test_a_warm_up_that_is_none_is_named(tmp_path: Path, warm: str, says: str) -> None:
+    with pytest.raises(InferenceError, match=says):
+        opened(tmp_path, DOUBLE, CONFIG + warm)
+
+
+def test_text_that_it_is_warmed_up_with(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "double" / "warmup"
+    folder.mkdir(parents=True)
+    data = pb_utils.serialize_byte_tensor(np.array([b"{}", b""], object))
+    assert isinstance(data, bytes)
+    (folder / "texts").write_bytes(data)
+    config = """
+max_batch_size: 4
+input { name: "x" data_type: TYPE_STRING dims: 1 }
+output { name: "y" data_type: TYPE_STRING dims: 1 }
+model_warmup { batch_size: 2 inputs { key: "x" value { data_type: TYPE_STRING dims: 1 input_data_file: "texts" } } }
+"""
+    made = opened(tmp_path, execute("raise ValueError"), config)
+    assert made.example is not None
+    assert made.example["x"].tolist() == [[b"{}"], [b""]]
+
+
 def test_which_files_are_such_models(tmp_path: Path) -> None:
     path = tmp_path / "model.py"
     for text, wanted in (

@@ -22,6 +22,9 @@ from onejob.errors import BadRequestError, InferenceError, ModelCodeError, Overl
 from onejob.serve.rows import Arrays
 
 Column = np.ndarray[Any, Any] | list[Any]
+ASKED_WITH = (
+    "It was asked with zeros and empty text, to see whether it answers; EXAMPLE in its file says what to ask it."
+)
 Signature = tuple[tuple[int, ...], ...]
 
 
@@ -56,6 +59,7 @@ class ServedModel:
         free = all(spec.shape[:1] == (-1,) for spec in (*loaded.inputs, *loaded.outputs))
         self.batchable = free and getattr(loaded, "joins", True)
         self._picky = bool(getattr(loaded, "picky", False))
+        self._own_example: Arrays | None = getattr(loaded, "example", None)
 
     @property
     def raw(self) -> bool:
@@ -77,8 +81,11 @@ class ServedModel:
         return self._encoding.decode(outputs) if self._encoding is not None else outputs
 
     def example(self, rows: int) -> Arrays:
-        """Inputs that any model of this signature should take: zeros, empty text, nulls."""
+        """Inputs that it says it takes; else what any model of its signature should: zeros, empty text, nulls."""
         count = rows if self.batchable else 1
+        if (own := self._own_example) is not None and not self.raw:
+            wrapped = {name: array.take(range(count), 0, mode="wrap") for name, array in own.items()}
+            return wrapped if self.batchable else own
         return {name: _example(spec, count, raw=self.raw) for name, spec in self.inputs.items()}
 
     def warm_up(self, rows: int) -> bool:
@@ -92,6 +99,8 @@ class ServedModel:
         except InferenceError as error:
             if self.refuses(error):
                 return False
+            if isinstance(error, ModelCodeError) and self._own_example is None:
+                raise ModelCodeError(error.message, place=error.place, cure=ASKED_WITH) from None
             raise
         for name, array in found.items():
             if self.batchable and (array.ndim == 0 or len(array) != rows):

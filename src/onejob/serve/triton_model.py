@@ -26,6 +26,8 @@ def complete(config: Mapping[str, Json], name: str) -> dict[str, Json]:
     for key in _LISTS:
         found[key] = [_tensor(one) for one in _list(found.get(key))]
     found["parameters"] = _map(found.get("parameters"))
+    if samples := _list(found.get("model_warmup")):
+        found["model_warmup"] = [{**one, "inputs": _samples(one.get("inputs"))} for one in samples]
     found.setdefault("default_model_filename", "model.py")
     found.setdefault("version_policy", {"latest": {"num_versions": 1}})
     return found
@@ -47,6 +49,10 @@ def _tensor(told: Json) -> Json:
     if isinstance(made.get("reshape"), Mapping):
         made["reshape"] = {"shape": [_number(size) for size in _list(made["reshape"].get("shape"))]}
     return made
+
+
+def _samples(inputs: Json) -> Json:
+    return {name: _tensor(told) for name, told in _map(inputs).items()}
 
 
 def _number(size: Json) -> Json:

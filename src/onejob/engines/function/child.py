@@ -3,8 +3,9 @@
     python -m onejob.engines.function.child JSON
 
 JSON tells the socket's descriptor, the parent, the file, the threads, and where modules may be. The child says `READY`
-with what the model takes and gives, or `FAILED` and why; then it answers one call after the other, until the socket
-is closed. It dies with its parent, whatever that dies of. What it prints goes to the parent's log.
+with what the model takes and gives, and sends an example if the model has one; or `FAILED` and why. Then it answers one
+call after the other, until the socket is closed. It dies with its parent, whatever that dies of. What it prints goes to
+the parent's log.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ def main(argv: list[str]) -> int:
         channel.say(FAILED, 0, told.of(error))
         return 1
     inputs, outputs = [spec.to_json() for spec in code.inputs], [spec.to_json() for spec in code.outputs]
-    channel.say(READY, 0, {"inputs": inputs, "outputs": outputs, "joins": code.joins, "picky": code.picky})
+    signature = {"inputs": inputs, "outputs": outputs, "joins": code.joins, "picky": code.picky}
+    channel.say(READY, 0, {**signature, "example": code.example is not None})
+    if code.example is not None:
+        channel.send(0, code.example)
     with contextlib.suppress(ConnectionError):  # the parent has gone
         serve(channel, code, told)
     code.close()

@@ -6,6 +6,8 @@
     def infer(x):
         return {"y": x @ WEIGHT}
 
+    EXAMPLE = {"x": [[0.5] * 64]}       # optional: what it is asked with before anybody asks
+
 or a class `Model` with a method `infer`, and an optional `close`; its `inputs` and `outputs` go before the tables. Or a
 model of Triton's Python backend (triton_backend.py).
 """
@@ -45,10 +47,13 @@ class Code:
         close: Callable[[], Any] = lambda: None,
         place: str = FILE,
         *,
+        example: Mapping[str, Array] | None = None,
         joins: bool = True,
         picky: bool = False,
     ) -> None:
         self.inputs, self.outputs = inputs, outputs
+        self.example = example
+        """What it says that it can be asked."""
         self.close = close
         self.joins = joins
         """Whether requests may be joined into one call, if its sizes say so."""
@@ -94,12 +99,23 @@ def load(folder: Path, file: str = FILE, *, threads: int = 1, triton: Mapping[st
     inputs = specs(_table(made, module, "inputs"), "INPUTS", file)
     outputs = specs(_table(made, module, "outputs"), "OUTPUTS", file)
     _check_takes(call, inputs, file)
-    return Code(inputs, outputs, call, getattr(made, "close", None) or (lambda: None), file)
+    example = examples(inputs, _table(made, module, "example"), f"{file} EXAMPLE")
+    return Code(inputs, outputs, call, getattr(made, "close", None) or (lambda: None), file, example=example)
 
 
 def _of_triton(kind: Any, told: Mapping[str, Json], path: Path) -> Code:
     made = triton_backend.TritonModel(kind, told, path.parent)
-    return Code(made.inputs, made.outputs, made.infer, made.close, path.name, joins=made.joins, picky=True)
+    example = examples(made.inputs, made.example, f"{triton_backend.CONFIG} model_warmup")
+    return Code(
+        made.inputs,
+        made.outputs,
+        made.infer,
+        made.close,
+        path.name,
+        example=example,
+        joins=made.joins,
+        picky=example is None,
+    )
 
 
 def specs(table: Json, name: str, place: str) -> tuple[TensorSpec, ...]:
@@ -109,22 +125,35 @@ def specs(table: Json, name: str, place: str) -> tuple[TensorSpec, ...]:
     return tuple(_spec(str(key), value, f"{place} {name}") for key, value in table.items())
 
 
-def fit(spec: TensorSpec, value: Any, place: str = FILE) -> Array:
+def examples(inputs: tuple[TensorSpec, ...], table: Json, place: str) -> dict[str, Array] | None:
+    """The inputs that a table such as {"x": [[0.5, 1]]} has; None where there is none."""
+    if table is None:
+        return None
+    if not isinstance(table, Mapping) or set(table) != {spec.name for spec in inputs}:
+        raise InferenceError(f"it should have {', '.join(spec.name for spec in inputs)}", place=place)
+    found = {spec.name: fit(spec, table[spec.name], place, "input") for spec in inputs}
+    free = all(spec.shape[:1] == (-1,) for spec in inputs)
+    if free and (len(rows := {len(array) for array in found.values()}) > 1 or 0 in rows):
+        raise InferenceError("its inputs should have as many rows, one at least", place=place)
+    return found
+
+
+def fit(spec: TensorSpec, value: Any, place: str = FILE, noun: str = "output") -> Array:
     """A value as an array of the declared datatype and shape; no number changes, but for a float's last digits."""
     if spec.datatype == "BYTES":
         array = value if isinstance(value, np.ndarray) else np.array(value, dtype=object)
-        array = _texts(spec, array, place)
+        array = _texts(spec, array, place, noun)
     else:
         array = np.asarray(value)
-        array = _numbers(spec, array, np.dtype(DATATYPES[spec.datatype]), place)
+        array = _numbers(spec, array, np.dtype(DATATYPES[spec.datatype]), place, noun)
     sizes = zip(array.shape, spec.shape, strict=False)
     if array.ndim != len(spec.shape) or any(wanted not in (-1, size) for size, wanted in sizes):
-        told = f"output {spec.name!r} has shape {list(array.shape)}, not {list(spec.shape)} as declared"
+        told = f"{noun} {spec.name!r} has shape {list(array.shape)}, not {list(spec.shape)} as declared"
         raise InferenceError(told, place=place)
     return array
 
 
-def _numbers(spec: TensorSpec, array: Array, dtype: np.dtype[Any], place: str) -> Array:
+def _numbers(spec: TensorSpec, array: Array, dtype: np.dtype[Any], place: str, noun: str) -> Array:
     if array.dtype == dtype:
         return array
     if array.dtype.kind in "iu" and dtype.kind in "iu":
@@ -134,17 +163,17 @@ def _numbers(spec: TensorSpec, array: Array, dtype: np.dtype[Any], place: str) -
         fits = array.dtype.kind in "iuf" and dtype.kind == "f"
     if not fits:
         given = BY_NUMPY.get(array.dtype.name, str(array.dtype))
-        raise InferenceError(f"output {spec.name!r} is {given}, not {spec.datatype} as declared", place=place)
+        raise InferenceError(f"{noun} {spec.name!r} is {given}, not {spec.datatype} as declared", place=place)
     return array.astype(dtype)
 
 
-def _texts(spec: TensorSpec, array: Array, place: str) -> Array:
+def _texts(spec: TensorSpec, array: Array, place: str, noun: str) -> Array:
     if array.dtype.kind in "US":
         return array.astype(object)
     bad = next((value for value in array.reshape(-1).tolist() if not isinstance(value, str | bytes | None)), None)
     if bad is not None or not array.dtype.hasobject:
         told = f"holds {bad!r}" if bad is not None else f"is {BY_NUMPY.get(array.dtype.name, array.dtype)}"
-        raise InferenceError(f"output {spec.name!r} {told}, where text is declared", place=place)
+        raise InferenceError(f"{noun} {spec.name!r} {told}, where text is declared", place=place)
     return array
 
 

@@ -46,6 +46,7 @@ class Link:
         self.inputs = _specs(signature["inputs"])
         self.outputs = _specs(signature["outputs"])
         self.joins, self.picky = bool(signature["joins"]), bool(signature["picky"])
+        self.example: Arrays | None = None
         self._pidfd = os.pidfd_open(process.pid)
         self.descriptors = (self._pidfd,)
         self._channel = channel
@@ -95,7 +96,7 @@ class FunctionModel:
         self._place = place
         link = self._kept.first()
         self.inputs, self.outputs = link.inputs, link.outputs
-        self.joins, self.picky = link.joins, link.picky
+        self.joins, self.picky, self.example = link.joins, link.picky, link.example
         self.precision = "as written"
         self._dtypes = {spec.name: np.dtype(DATATYPES[spec.datatype]) for spec in self.inputs}
 
@@ -174,7 +175,11 @@ def _start(order: Mapping[str, Json], adopt: Callable[[subprocess.Popen[bytes]],
         kind, _, words = _hear(channel, process, order["file"])
         if kind == FAILED:
             raise from_json(words)
-        return Link(process, channel, words)
+        link = Link(process, channel, words)
+        if words["example"]:
+            _, _, arrays = _hear(channel, process, order["file"])
+            link.example = {name: array.copy() for name, array in arrays.items()}
+        return link
     except BaseException:
         channel.close()
         raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ class TritonModel:
         self.inputs = tuple(one.spec for one in self._given)
         self.outputs = tuple(one.spec for one in self._wanted)
         self._name = str(told["name"])
+        self.example = _warm_up(config, self._given, folder)
+        """What its configuration says it can be asked."""
         pb_utils.model_dir = str(folder)
         self._model = kind()
         if initialize := getattr(self._model, "initialize", None):
@@ -98,7 +101,7 @@ class _Tensor:
         self.spec = TensorSpec(str(told["name"]), _datatype(told), tuple(front + _dims(told.get("dims"), told)))
         reshape = told.get("reshape")
         self._inside = None if reshape is None else tuple(front + _dims(reshape.get("shape", []), told))
-        self._batched = batched
+        self.batched, self.told = batched, told
 
     def inwards(self, array: Array) -> Array:
         return array if self._inside is None else array.reshape(self._sized(self._inside, array))
@@ -107,7 +110,7 @@ class _Tensor:
         return array if self._inside is None else array.reshape(self._sized(self.spec.shape, array))
 
     def _sized(self, shape: tuple[int, ...], array: Array) -> tuple[int, ...]:
-        return (len(array), *shape[1:]) if self._batched else shape
+        return (len(array), *shape[1:]) if self.batched else shape
 
 
 def _complete(kind: Any, config: Mapping[str, Json]) -> dict[str, Json]:
@@ -158,6 +161,38 @@ def _dims(sizes: Json, told: Mapping[str, Json]) -> list[int]:
     if any(size < -1 for size in found):
         raise InferenceError(f"{told['name']!r} has the dims {sizes!r}", place=CONFIG, cure=CURE)
     return found
+
+
+def _warm_up(config: Mapping[str, Json], given: list[_Tensor], folder: Path) -> dict[str, Array] | None:
+    """The first sample of `model_warmup`, as Triton makes it: zeros, random numbers, or a file below `warmup`."""
+    sample = next(iter(config.get("model_warmup") or []), None)
+    if sample is None:
+        return None
+    found: dict[str, Array] = {}
+    for one in given:
+        told = (sample.get("inputs") or {}).get(one.spec.name)
+        if told is None:
+            raise InferenceError(f"model_warmup lacks the input {one.spec.name!r}", place=CONFIG)
+        rows = [int(sample.get("batch_size") or 1)] if one.batched else []
+        shape = [*rows, *_dims(told.get("dims") or [], one.told)]
+        found[one.spec.name] = _sample(told, one.spec.datatype, shape, folder.parent / "warmup")
+    return found
+
+
+def _sample(told: Mapping[str, Json], datatype: str, shape: list[int], folder: Path) -> Array:
+    dtype = np.dtype(DATATYPES[datatype])
+    if file := told.get("input_data_file"):
+        try:
+            data = (folder / str(file)).read_bytes()
+            found = pb_utils.deserialize_bytes_tensor(data) if dtype.hasobject else np.frombuffer(data, dtype)
+            return found.reshape(shape)
+        except (OSError, ValueError, struct.error) as error:
+            raise InferenceError(f"model_warmup has the input_data_file {file!r}: {error}", place=CONFIG) from None
+    if dtype.hasobject:
+        return np.full(shape, b"", dtype)
+    if told.get("random_data"):
+        return np.random.default_rng(0).integers(0, 2 if dtype.kind == "b" else 100, shape).astype(dtype)
+    return np.zeros(shape, dtype)
 
 
 def _arguments(told: Mapping[str, Json], config: Mapping[str, Json], folder: Path) -> dict[str, str]:
