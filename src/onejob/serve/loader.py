@@ -28,7 +28,7 @@ from typing import Any
 
 from onejob.core.artifact import Json
 from onejob.core.faults import reach
-from onejob.errors import InferenceError, NotFoundError, OnejobError, from_json
+from onejob.errors import BadRequestError, InferenceError, NotFoundError, OnejobError, UnavailableError, from_json
 from onejob.serve.folder import METRICS
 from onejob.serve.journal import RequestLog
 from onejob.serve.load import Opened, Told, one_model, open_all
@@ -165,10 +165,15 @@ class Loader:
         """Open and warm up, on another thread: requests go on."""
         opened: list[Opened] = []
         error: OnejobError | None = None
+        number = ""
         try:
             for version in versions:
+                number = version["version"]
                 told = one_model(self._told.desired, version)
                 opened.append(await asyncio.to_thread(open_all, self._told.folder, told))
+        except (InferenceError, UnavailableError) as why:  # the model's fault, in Triton's words
+            words = f"load failed for model '{name}': version {number} is at UNAVAILABLE state: {why}"
+            error = BadRequestError(words)
         except OnejobError as why:
             error = why
         except Exception as why:
