@@ -229,21 +229,26 @@ class Capture:
 
     def _encoded(self, records: list[Record]) -> tuple[int, bytes]:
         """The rows that the sampling keeps, as bytes of the stream."""
-        counts = np.array([count for record in records for count in record.counts])
+        counts = np.array(list(chain.from_iterable([record.counts for record in records])))
         single = bool((counts == 1).all())
-        requests = [request for record in records for request in record.requests]
+        requests = list(chain.from_iterable([record.requests for record in records]))
         if not single:
             requests = [request for request, count in zip(requests, counts.tolist(), strict=True) for _ in range(count)]
-        keys = [key for record in records for key in record.told.keys_of(record.rows)]
+        rows, told = [record.rows for record in records], [record.told for record in records]
+        keyed = any(one.keys is not None for one in told)
+        keys: list[str | None] = [None] * sum(rows)
+        if keyed:
+            keys = list(chain.from_iterable([one.keys_of(count) for one, count in zip(told, rows, strict=True)]))
         mode = self._rules.private.get(self._signature.roles.id or "")
-        if mode:
+        if mode and keyed:
             keys = [hidden(key, self._secret) if key is not None and mode == "hash" else None for key in keys]
         kept = sampled(self._rules.rate, requests, keys)
         if kept is not None and not len(kept):
             return 0, b""
         numbers = np.zeros(len(counts), int) if single else np.concatenate([np.arange(count) for count in counts])
-        arrived = np.repeat([record.told.arrived for record in records], [record.rows for record in records])
-        times = np.array([time for record in records for time in record.told.times_of(record.rows)])
+        times = arrived = np.repeat([one.arrived for one in told], rows)
+        if any(one.times is not None for one in told):
+            times = np.array(list(chain.from_iterable([one.times_of(n) for one, n in zip(told, rows, strict=True)])))
         found = self._parts(records)
         columns = [
             self._column(*one, parts, records, kept) for one, parts in zip(self._sources.items(), found, strict=True)
@@ -378,15 +383,15 @@ def _numbers(parts: Sequence[Column], spec: TensorSpec) -> Any:
 
 
 def _lists(parts: Sequence[Column], rows: Sequence[int], kept: Any) -> tuple[Any, Any]:
-    """(lengths, flat values) of a column with several values a row."""
+    """(lengths, flat values) of a column with several values a row, as arrays; text as a list."""
     tables = [np.asarray(part).reshape(count, -1) for part, count in zip(parts, rows, strict=True)]
-    lengths = np.repeat([table.shape[1] for table in tables], rows).tolist()
+    lengths = np.repeat([table.shape[1] for table in tables], rows)
     if kept is None:
         flat = np.concatenate([table.reshape(-1) for table in tables])
     else:
         pieces = [row for table in tables for row in table]
         flat = np.concatenate([pieces[row] for row in kept])
-        lengths = [lengths[row] for row in kept]
+        lengths = lengths[kept]
     return lengths, [_text(value) for value in flat.tolist()] if flat.dtype == object else flat
 
 

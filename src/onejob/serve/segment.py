@@ -135,7 +135,10 @@ def _values(field: Field, column: Any) -> Any:
 
 
 def _texts(values: Sequence[str | None]) -> Any:
-    nulls = values.count(None)
+    nulls, amount = values.count(None), len(values)
+    if nulls == amount:
+        nothing = [np.zeros(-(-amount // 8), np.uint8), np.zeros(amount + 1, np.int32), b""]
+        return na.c_array_from_buffers(_TEXT, amount, nothing, null_count=nulls)
     known = [value or "" for value in values] if nulls else cast(Sequence[str], values)
     text = "".join(known)
     data = text.encode(errors="replace")  # half a surrogate pair: JSON can hold it, UTF-8 can't

@@ -217,7 +217,8 @@ class Service:
         assert self._capture is not None
         if inputs and all(item.asked is None for item in items):
             told = Told(time.time_ns() // 1000)
-            self._capture.add(Record(ids, rows, sum([item.size for item in items]), told, inputs, outputs))
+            size = sum([array.nbytes for array in inputs.values()])  # numbers, all of them: text is no lane's
+            self._capture.add(Record(ids, rows, size, told, inputs, outputs))
             return
         for item, name in zip(items, ids, strict=True):
             record: Record = item.asked or self._record_of(item)
