@@ -5,8 +5,9 @@ MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
 CODE := src tests bench tools
-# Whole files go to a worker each, for the tests of a file share what they set up.
+# Whole files go to a worker each, for the tests of a file share what they set up; in their order, the long ones first.
 WORKERS := auto
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 help: ## list what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -21,10 +22,10 @@ setup: ## install everything for development into .venv, and what the tests need
 	@tools/setup.sh dev
 
 test: setup ## set up everything and run all tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	@$(PYTEST)
 
 check: setup format-check lint types contracts ## all checks, then all tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	@$(PYTEST)
 
 docs: setup ## only the tests that keep the documentation true
 	@$(BIN)/python -m pytest tests/docs
