@@ -240,3 +240,16 @@ def test_the_folder_of_one_model_is_served_too(repository: Path, tmp_path: Path)
         assert ask(endpoint["url"], "/v2/models/add_sub/infer", pair(2))[0] == 200
     finally:
         project.cli("stop", endpoint["name"], "--now")
+
+
+def test_a_triton_below_the_replica_runs_it_too(program: Path, repository: Path, tmp_path: Path) -> None:  # noqa: F811
+    project = Project(repository, tmp_path / "home")
+    done = project.cli("serve", "add_sub", "--engine", "triton", "--json")
+    assert done.returncode == 0, done.stderr
+    endpoint = json.loads(done.stdout)["endpoint"]
+    try:
+        status, answer = ask(endpoint["url"], "/v2/models/add_sub/infer", pair(2))
+        assert status == 200
+        assert answer["outputs"][0]["data"] == [7.0] * 8
+    finally:
+        project.cli("stop", endpoint["name"], "--now")

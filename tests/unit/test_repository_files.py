@@ -84,7 +84,7 @@ def test_a_python_backends_model_keeps_its_folders_and_what_its_versions_share(t
     assert [entry.path for entry in artifact.files] == ["2/model.py", "2/weight.bin", "words/table.json"]
     assert files["2/weight.bin"].read_text() == "2"
     assert artifact.meta["options"] == {"file": "2/model.py"}
-    told = artifact.meta["triton"]
+    told = artifact.meta["python_backend"]
     assert (told["name"], told["version"], told["config"]["max_batch_size"]) == ("m", "2", 4)
 
 

@@ -76,7 +76,7 @@ class Version:
         found = {name: path for name, path in _files(self.folder) if not self.only or name == self.file}
         meta: dict[str, Json] = {"format": 1, "engine": self.engine}
         if triton_model.is_one(self.folder / self.file):
-            found, meta["triton"] = self._as_triton_has_it(found)
+            found, meta["python_backend"] = self._as_triton_has_it(found)
             meta["options"] = {"file": f"{self.version}/{self.file}"}
             names = {name: name for name in found}
         else:

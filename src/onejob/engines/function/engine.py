@@ -154,7 +154,7 @@ def open_model(folder: Path, meta: Mapping[str, Json], threads: int = 1) -> Func
     """
     file = str((meta.get("options") or {}).get("file", FILE))
     order = {"folder": str(folder.resolve()), "file": file, "threads": threads, "path": [p for p in sys.path if p]}
-    order["triton"] = meta.get("triton")
+    order["triton"] = meta.get("python_backend")
     return FunctionModel(lambda adopt: _start(order, adopt), str(folder / file))
 
 

@@ -79,8 +79,9 @@ def open_here(folder: Path, meta: Mapping[str, Json], threads: int) -> LoadedMod
     """Open a model in this process; a Python function too, since this is a process of its own already."""
     if meta["engine"] != "function":
         return open_model(folder, meta, threads=threads)
-    os.chdir(folder)
-    return load(folder, str((meta.get("options") or {}).get("file", FILE)), threads=threads)
+    file = str((meta.get("options") or {}).get("file", FILE))
+    os.chdir((folder / file).parent)
+    return load(folder, file, threads=threads, triton=meta.get("python_backend"))
 
 
 def shapes(arrays: Arrays) -> tuple[tuple[int, ...], ...]:
