@@ -446,17 +446,21 @@ def test_a_full_disk_stops_the_log_not_the_serving(tmp_path: Path, small_disk: P
         wait_for(lambda: any(request in path.read_text() for path in small_disk.glob("*.jsonl")))
 
 
-def test_a_host_that_was_held_up_ends_no_replica(tmp_path: Path) -> None:
-    """Stopped for longer than a replica may be silent: they have beaten all the time."""
+@pytest.mark.parametrize("all_of_it", [False, True], ids=["the host alone", "all, as a frozen container"])
+def test_who_was_held_up_takes_nobody_for_silent(tmp_path: Path, all_of_it: bool) -> None:
+    """Stopped for longer than a replica may be silent."""
     with endpoint(tmp_path / "ep") as made:
         made.want(save_affine(tmp_path / "engine"), replicas=2)
         made.start().ready()
         pids = made.pids
         assert made.process is not None
+        held = [made.process.pid, *(pids if all_of_it else [])]
         with Load(made.port, clients=4) as load:
-            made.process.send_signal(signal.SIGSTOP)
+            for pid in held:
+                os.kill(pid, signal.SIGSTOP)
             time.sleep(BEAT_LIMIT + 1)
-            made.process.send_signal(signal.SIGCONT)
+            for pid in held:
+                os.kill(pid, signal.SIGCONT)
             load.more()
             time.sleep(1)
         assert load.failures == []

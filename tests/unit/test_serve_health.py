@@ -173,3 +173,27 @@ def test_an_engine_in_a_process_of_its_own_is_started_again_in_the_same_replica(
         await checks(service, lambda: service.ready)
 
     play(tmp_path, work, timeout=SECOND, kind=Apart)
+
+
+def test_the_time_in_which_nothing_of_the_process_ran_is_not_the_engines(tmp_path: Path) -> None:
+    """A container that was frozen for a minute in the middle of a batch: the engine is neither overdue nor hanging."""
+
+    async def work(service: Service, engine: Moody) -> None:
+        engine.gate.clear()
+        await checks(service, lambda: service.batcher.stuck_ns() > 0)
+        minute = 60 * SECOND
+        service.batcher._busy_since -= minute
+        assert service.health._probe is not None
+        for name in ("received", "deadline"):
+            setattr(service.health._probe, name, getattr(service.health._probe, name) - minute)
+        service.health._last_ok -= minute
+        service.health.excuse(minute)
+        service.batcher.expire()
+        service.health.check(time.perf_counter_ns())
+        assert service.ready
+        engine.gate.set()
+        await checks(service, lambda: service.health._probe is None)
+        assert service.ready
+        assert service.health._probe_failures == 0
+
+    play(tmp_path, work, timeout=30 * SECOND)

@@ -147,6 +147,11 @@ class Batcher:
         """For how long the engine has been computing the present batch; 0 when idle."""
         return self._clock() - self._busy_since if self._busy_since else 0
 
+    def excuse(self, ns: int) -> None:
+        """So long the engine could not compute."""
+        if self._busy_since:
+            self._busy_since += ns
+
     def overdue(self, least_ns: int, times: float) -> bool:
         """Whether the present batch takes much longer than it should: so many times, and so long at least."""
         if not self._busy_since:

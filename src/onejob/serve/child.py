@@ -114,6 +114,11 @@ class Child:
         """Whether it is ready and its event loop runs."""
         return self.ready and now - self.heard < WELL_SECONDS
 
+    def excuse(self, seconds: float) -> None:
+        """So long nobody could have heard it."""
+        self.heard += seconds
+        self.started_mono += seconds
+
     def drain(self, grace: float) -> None:
         """Ask it to take no new connections, finish within `grace`, and end."""
         try:

@@ -57,6 +57,14 @@ class Health:
         except Exception as broken:
             self.fault = f"the engine fails: {broken}"
 
+    def excuse(self, ns: int) -> None:
+        """So long it could not have answered: nothing of this process ran."""
+        self._last_ok += ns
+        self._batcher.excuse(ns)
+        if self._probe is not None:
+            self._probe.received += ns
+            self._probe.deadline += ns
+
     def check(self, now: int) -> None:
         """Look whether the engine is well; ask it something if nobody else does. Called several times a second."""
         batcher = self._batcher

@@ -55,6 +55,8 @@ BEAT_LIMIT = 10.0
 """A ready replica whose event loop has not beaten for so long hangs, and is replaced."""
 START_LIMIT = 300.0
 """Longest time that a replica may take to become ready."""
+HELD_SECONDS = 1.0
+"""A pass that comes so much later than it should tells that this process was held up (stopped, frozen, starved)."""
 KILL_SECONDS = 1.0
 """What a drained replica is given beyond its grace before it is killed."""
 
@@ -78,6 +80,7 @@ class Host:
         self._written: Json = None
         self._stopping = False
         self._look = True
+        self._looked = time.monotonic()
         self._wake, self._woken = socket.socketpair()
         self._changes = Changes(folder)
         self._doorman = Doorman(self._selector)
@@ -162,7 +165,8 @@ class Host:
 
     def _tend(self) -> None:
         """Hear, reap, start, judge, switch: one pass."""
-        for child in self._children():  # a host that was held up itself must not take it for their silence
+        self._excuse(time.monotonic())
+        for child in self._children():
             if child.control.fileno() >= 0:
                 self._hear(child)
         now = time.monotonic()
@@ -183,6 +187,15 @@ class Host:
                 child.kill()
         self._tend_models(now)
         self._keep_door(now)
+
+    def _excuse(self, now: float) -> None:
+        """A host that was held up must not take that for its replicas' silence: they may have been, too."""
+        held, self._looked = now - self._looked - TICK_SECONDS, now
+        if held > HELD_SECONDS:
+            logger.info("this process was held up for %.1f s", held)
+            for child in self._children():
+                child.excuse(held)
+            self._leaving = [(child, kill_at + held) for child, kill_at in self._leaving]
 
     def _tend_models(self, now: float) -> None:
         """Carry on with changes of a repository's models; who missed one is replaced."""

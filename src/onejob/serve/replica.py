@@ -41,6 +41,8 @@ from onejob.serve.protocols.http_api import Api
 
 BEAT_SECONDS = 0.25
 TICK_SECONDS = 0.1
+HELD_SECONDS = 1.0
+"""A round that comes so much later than it should tells that this process was held up."""
 QUIET_SECONDS = 0.3
 """When stopped: how long a kept-alive connection without a request is left open."""
 IDLE_SECONDS = 600.0
@@ -109,6 +111,7 @@ class Replica:
         self._stop_at: float | None = None
         self._lets_in = False
         self._quiet = self._swept = 0.0
+        self._looked = time.monotonic()
         self._changed = asyncio.Event()
         self._told_unready = self._told_faulty = False
 
@@ -125,6 +128,7 @@ class Replica:
             if loop.time() - beat >= BEAT_SECONDS:
                 beat = loop.time()
                 self._beat()
+            self._excuse(time.monotonic())
             self._watch()
             self._loader.close_idle()
             self._sweep()
@@ -140,6 +144,15 @@ class Replica:
         made = Connection(self._api, self._connections, room=self._room)
         made.draining = self._stop_at is not None
         return made
+
+    def _excuse(self, now: float) -> None:
+        """A process that was held up (stopped, frozen, starved) must not take that for its engines' silence."""
+        held, self._looked = now - self._looked - TICK_SECONDS, now
+        if held > HELD_SECONDS:
+            for router in self._registry.routers():
+                for service in (router.main, router.new):
+                    if service is not None:
+                        service.health.excuse(int(held * 1e9))
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
