@@ -94,7 +94,9 @@ def test_rates_are_kept_to_the_request(plain: Server, parts: int) -> None:
     due = [np.concatenate(list(arrivals(load, 0.2, 1.0, part=part, parts=parts))) for part in range(parts)]
     assert result.requests == sum(int((times >= 0.2).sum()) for times in due)
     assert result.errors == result.unfinished == 0
-    assert sum(point["requests_per_s"] for point in result.series) / 2 == pytest.approx(result.requests, abs=16)
+    shown = sum(point["requests_per_s"] for point in result.series) / 2
+    late = 0.2 * 300  # of the warm-up's requests those that a busy machine answers after it are shown, too
+    assert result.requests - 16 <= shown <= result.requests + late + 16
     assert len(result.series) == 2, "by half seconds"
 
 
