@@ -248,6 +248,16 @@ def test_a_warm_up_that_is_none_is_named(tmp_path: Path, warm: str, says: str) -
         opened(tmp_path, DOUBLE, CONFIG + warm)
 
 
+def test_without_batches_each_input_of_a_warm_up_has_its_own_size(tmp_path: Path) -> None:
+    tensor = 'name: "%s" data_type: TYPE_FP32 dims: [ -1 ]'
+    sample = 'inputs { key: "%s" value { data_type: TYPE_FP32 dims: [ %d ] zero_data: true } }'
+    config = f"input [ {{ {tensor % 'a'} }}, {{ {tensor % 'b'} }} ] output {{ {tensor % 'y'} }}"
+    warm = f"model_warmup {{ {sample % ('a', 3)} {sample % ('b', 5)} }}"
+    made = opened(tmp_path, execute("raise ValueError"), f"{config} {warm}")
+    assert made.example is not None
+    assert {name: array.shape for name, array in made.example.items()} == {"a": (3,), "b": (5,)}
+
+
 def test_text_that_it_is_warmed_up_with(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "double" / "warmup"
     folder.mkdir(parents=True)

@@ -28,7 +28,11 @@ MODULES: Mapping[str, str] = {
 
 
 class LoadedModel(Protocol):
-    """A model in memory. Feature arrays in, output arrays out; the first dimension is the batch."""
+    """A model in memory. Feature arrays in, output arrays out; the first dimension is the batch.
+
+    One that runs a user's code may say more of itself: `joins` (False: each request is a call, whatever its sizes),
+    `example` (arrays that it can be asked), `picky` (it may refuse an input that we make up).
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

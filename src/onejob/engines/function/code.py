@@ -105,7 +105,7 @@ def load(folder: Path, file: str = FILE, *, threads: int = 1, triton: Mapping[st
 
 def _of_triton(kind: Any, told: Mapping[str, Json], path: Path) -> Code:
     made = triton_backend.TritonModel(kind, told, path.parent)
-    example = examples(made.inputs, made.example, f"{triton_backend.CONFIG} model_warmup")
+    example = examples(made.inputs, made.example, f"{triton_backend.CONFIG} model_warmup", joins=made.joins)
     return Code(
         made.inputs,
         made.outputs,
@@ -125,14 +125,14 @@ def specs(table: Json, name: str, place: str) -> tuple[TensorSpec, ...]:
     return tuple(_spec(str(key), value, f"{place} {name}") for key, value in table.items())
 
 
-def examples(inputs: tuple[TensorSpec, ...], table: Json, place: str) -> dict[str, Array] | None:
+def examples(inputs: tuple[TensorSpec, ...], table: Json, place: str, *, joins: bool = True) -> dict[str, Array] | None:
     """The inputs that a table such as {"x": [[0.5, 1]]} has; None where there is none."""
     if table is None:
         return None
     if not isinstance(table, Mapping) or set(table) != {spec.name for spec in inputs}:
         raise InferenceError(f"it should have {', '.join(spec.name for spec in inputs)}", place=place)
     found = {spec.name: fit(spec, table[spec.name], place, "input") for spec in inputs}
-    free = all(spec.shape[:1] == (-1,) for spec in inputs)
+    free = joins and all(spec.shape[:1] == (-1,) for spec in inputs)
     if free and (len(rows := {len(array) for array in found.values()}) > 1 or 0 in rows):
         raise InferenceError("its inputs should have as many rows, one at least", place=place)
     return found
