@@ -51,7 +51,7 @@ class Encoding:
         if -4 in asked:
             return {"z": y}
         if -5 in asked:
-            return {"y": y.tolist()}
+            return {"y": y.astype(str).tolist()}
         if -6 in asked:
             return None
         if -7 in asked:
@@ -179,15 +179,15 @@ def test_what_goes_wrong_is_told_to_who_asked_for_it_and_to_nobody_else(odd: End
             (-1, 500, "boom"),
             (-2, 500, "it says no"),
             (-3, 500, "for 1 rows"),
-            (-4, 500, ""),
-            (-5, 500, ""),
-            (-6, 500, ""),
-            (-7, 500, "for 1 rows"),
+            (-4, 500, "no output 'y'"),
+            (-5, 500, "not FP32 as declared"),
+            (-6, 500, "NoneType"),
+            (-7, 500, "has shape []"),
             (-8, 200, [None, None]),
             (-9, 500, "SystemExit: enough"),
             (-10, 200, [-19, -19]),
-            (-11, 200, [-21, -21, -21, -21]),
-            (-12, 500, ""),
+            (-11, 500, "has shape [1, 4], not [-1, 2] as declared"),
+            (-12, 500, "not FP32 as declared"),
             (-13, 500, "BadError"),
         ):
             for _ in range(3):

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from onejob.core.tensor import TensorSpec
-from onejob.engines.function.code import Code, fit, load, specs
+from onejob.engines.declared import fit
+from onejob.engines.function.code import Code, load, specs
 from onejob.errors import InferenceError
 
 TABLES = 'INPUTS = {"x": ("FP32", [-1, 2])}\nOUTPUTS = {"y": ("FP32", [-1, 2])}\n'
@@ -150,7 +151,7 @@ WIDE = np.iinfo(np.int64).max
     ],
 )
 def test_values_are_taken_where_nothing_is_lost(datatype: str, value: Any, expected: list[Any]) -> None:
-    array = fit(TensorSpec("y", datatype, (-1,)), value)
+    array = fit(TensorSpec("y", datatype, (-1,)), value, "mine.py")
     assert array.tolist() == expected
 
 

@@ -18,6 +18,7 @@ from onejob.core.artifact import Json
 from onejob.core.plugin import load
 from onejob.core.tensor import DATATYPES, TensorSpec
 from onejob.engines import Living, LoadedModel, open_model
+from onejob.engines.declared import fit
 from onejob.errors import BadRequestError, InferenceError, ModelCodeError, OverloadedError
 from onejob.serve.rows import Arrays
 
@@ -78,7 +79,7 @@ class ServedModel:
     def infer(self, arrays: Arrays) -> Arrays:
         """Run one batch of features; for the batcher, on whatever thread."""
         outputs: Mapping[str, np.ndarray[Any, Any]] = self._loaded.infer(arrays)
-        return self._encoding.decode(outputs) if self._encoding is not None else outputs
+        return outputs if self._encoding is None else self._as_declared(self._encoding.decode(outputs))
 
     def example(self, rows: int) -> Arrays:
         """Inputs that it says it takes; else what any model of its signature should: zeros, empty text, nulls."""
@@ -139,6 +140,14 @@ class ServedModel:
 
     def close(self) -> None:
         self._loaded.close()
+
+    def _as_declared(self, outputs: Mapping[str, Any]) -> Arrays:
+        """What a family's code gave; InferenceError if it isn't what clients are told they get."""
+        if not isinstance(outputs, Mapping):
+            raise InferenceError(f"decode gave {type(outputs).__name__}, not a dict of its outputs", place="engine")
+        if missing := [name for name in self.outputs if name not in outputs]:
+            raise InferenceError(f"the model left no output {missing[0]!r}", place="engine")
+        return {name: fit(spec, outputs[name], "engine") for name, spec in self.outputs.items()}
 
     def _flat(self, name: str, value: Column) -> Column:
         """A raw column as one dimension, however the client sent it."""
