@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -151,6 +152,13 @@ def make_project(root: Path, *, stages: str = "data", processes: int = 1) -> Pro
     project.write("scaling.py", SCALING)
     project.write("rows.csv", rows_csv())
     return project
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c() -> None:
+    """Tests that were started behind a shell's `&` ignore Ctrl-C, and what they start would inherit that."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
