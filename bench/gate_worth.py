@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import re
 import shutil
 import sys
@@ -42,6 +43,7 @@ from model import EXAMPLE, copy_job
 
 from onejob.core.context import InputArtifact
 from onejob.data.spec import Spec as DataSpec
+from onejob.errors import ExpectationError
 from onejob.monitor.spec import Spec as MonitorSpec
 from onejob.train.spec import Spec as TrainSpec
 
@@ -144,21 +146,32 @@ class Year:
         seen = {lossy: loop.labelled(feed, begin, now, now) for lossy, feed in feeds.items()}
         later = {lossy: self._after(feed, now) for lossy, feed in feeds.items()}
         champion = self._champion(seen[False], now, number)
-        sets = {lossy: loop.extend(rows, now - HELD_OUT * DAY) for lossy, rows in seen.items()}
+        sets = {lossy: self._extended(rows, now - HELD_OUT * DAY) for lossy, rows in seen.items()}
         found = []
         for place, (name, fault) in enumerate(CASES):
             if self.only not in (None, name):
                 continue
             lossy, seed = name == LOSES, 100 + 10 * number + place
+            if isinstance(base := sets[lossy], ExpectationError):
+                found.append(refused(day, name, base))
+                continue
             rng = np.random.default_rng(seed)
-            dataset = sets[lossy] if fault is whole else loop.spoilt(sets[lossy], partial(fault, rng=rng))
+            dataset = base if fault is whole else loop.spoilt(base, partial(fault, rng=rng))
             challenger = Model(dataset, loop.fit(dataset, seed))
             decision = loop.gate(seen[lossy], champion, challenger)
             reports = {key: loop.watch(later[key], challenger, champion, now) for key in {lossy, False}}
             found.append(told(day, name, decision, reports[lossy], reports[False]))
             loop.forget(challenger.checkpoint)
-        loop.forget(*seen.values(), *later.values(), *sets.values(), champion.dataset, champion.checkpoint)
+        made = [one for one in sets.values() if isinstance(one, InputArtifact)]
+        loop.forget(*seen.values(), *later.values(), *made, champion.dataset, champion.checkpoint)
         return found
+
+    def _extended(self, rows: InputArtifact, cut: float) -> InputArtifact | ExpectationError:
+        """The dataset of a retraining, or why the job's own expectations refuse it."""
+        try:
+            return self.loop.extend(rows, cut)
+        except ExpectationError as error:
+            return error
 
     def _champion(self, rows: InputArtifact, now: float, number: int) -> Model:
         dataset = self.loop.extend(rows, now - (HELD_OUT + OLDER) * DAY)
@@ -218,6 +231,13 @@ def told(
     return {"name": name, "gate": decision["verdict"], "truth": truth, "probation": begun["verdict"], "mended": mended}
 
 
+def refused(day: str, name: str, error: ExpectationError) -> dict[str, Any]:
+    """A challenger that was never trained."""
+    broken = error.message.splitlines()[-1]
+    print(f"{day[5:]}  {name:17} {'refused':8} {'-':>7}  {'-':10} [data.expect] {broken}", flush=True)
+    return {"name": name, "gate": "refused", "truth": math.nan, "probation": "", "mended": ""}
+
+
 def brief(reasons: list[str]) -> list[str]:
     """Reasons that differ only in which rows lack labels, as one."""
     gaps = [each for each in reasons if each.startswith("labels are missing")]
@@ -229,22 +249,23 @@ def brief(reasons: list[str]) -> list[str]:
 def summary(found: list[dict[str, Any]]) -> None:
     print("\ncaught: promoted by the gate, rolled back on probation; kept: promoted, and not rolled back")
     print("alone: were all promoted by hand, so many would have been rolled back (all labels there)")
-    print("harm: truth above the 0.01 that the rule allows; missed: kept, and such harm\n")
-    print("challenger         n   mean truth  harm  rejected  held  promoted  caught  kept  missed  alone")
+    print("harm: truth above the 0.01 that the rule allows; missed: kept, and such harm")
+    print("refused: by [data.expect] of its retraining, so that no model was made\n")
+    print("challenger         n   mean truth  harm  refused  rejected  held  promoted  caught  kept  missed  alone")
     for name in dict.fromkeys(each["name"] for each in found):
         some = [each for each in found if each["name"] == name]
         let = [each for each in some if each["gate"] == "promote"]
         kept = [each for each in let if each["probation"] != "roll_back"]
         counts = [
             sum(each["truth"] > 0.01 for each in some),
-            *(sum(each["gate"] == verdict for each in some) for verdict in ("reject", "hold", "promote")),
+            *(sum(each["gate"] == verdict for each in some) for verdict in ("refused", "reject", "hold", "promote")),
             len(let) - len(kept),
             len(kept),
             sum(each["truth"] > 0.01 for each in kept),
             sum(each["mended"] == "roll_back" for each in some),
         ]
-        cells = "".join(f"{n:>{w}}" for n, w in zip(counts, (6, 10, 6, 10, 8, 6, 8, 7), strict=True))
-        print(f"{name:17} {len(some):2}  {np.mean([each['truth'] for each in some]):+10.4f}{cells}")
+        cells = "".join(f"{n:>{w}}" for n, w in zip(counts, (6, 9, 10, 6, 10, 8, 6, 8, 7), strict=True))
+        print(f"{name:17} {len(some):2}  {np.nanmean([each['truth'] for each in some]):+10.4f}{cells}")
 
 
 if __name__ == "__main__":
